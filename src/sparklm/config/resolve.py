@@ -1,0 +1,231 @@
+"""From defaults, preset, file, `--set` and flags to one frozen `Config`, remembering where each value came from.
+
+All problems are reported together, each with the key, the value, where it was given, what is allowed, and the
+nearest key that exists.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from sparklm.config.files import read_config_file
+from sparklm.config.presets import DEFAULT_PRESET, preset_values
+from sparklm.config.seeds import ALIASES, CLUSTER_ALIASES, translate
+from sparklm.config.tree import Config
+from sparklm.errors import UserError
+from sparklm.storage import split_url
+
+_PROPERTIES = "spark.properties."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolution:
+    """A config, where each of its values came from, and what the user should know about it."""
+
+    config: Config
+    provenance: Mapping[str, str]
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layer:
+    source: str
+    values: Mapping[str, object]
+
+
+def resolve(
+    *,
+    preset: str | None = None,
+    config_file: str | None = None,
+    assignments: Sequence[str] = (),
+    flags: Mapping[str, object] | None = None,
+) -> Resolution:
+    """Put the layers together. `flags` are dotted keys; those that are None were not given."""
+    name = preset or DEFAULT_PRESET
+    layers = [_Layer(source=f"preset {name}", values=preset_values(name))]
+    problems: list[str] = []
+    if config_file is not None:
+        layers.append(_Layer(source=config_file, values=read_config_file(config_file)))
+    layers.append(_Layer(source="--set", values=_parse_assignments(assignments, problems)))
+    given = {key: value for key, value in (flags or {}).items() if value is not None}
+    layers.append(_Layer(source="command line", values=given))
+
+    values, provenance, notes = _merge(layers, problems)
+    notes += _drop_impossible_properties(values, provenance)
+    config = _validate(values, provenance, problems)
+    return Resolution(config=config, provenance=provenance, notes=[*notes, *unused_settings(config, provenance)])
+
+
+def known_keys() -> dict[str, object]:
+    """Give every key of the tree with its default value."""
+    return {
+        f"{section}.{name}": getattr(default, name)
+        for section, default in Config()
+        for name in type(default).model_fields
+    }
+
+
+def describe(resolution: Resolution) -> list[tuple[str, object, str, str]]:
+    """List every setting as (key, value, where it came from, what it is)."""
+    rows: list[tuple[str, object, str, str]] = []
+    for section_name, section in resolution.config:
+        for name, field in type(section).model_fields.items():
+            key, value = f"{section_name}.{name}", getattr(section, name)
+            if key == "spark.properties":
+                rows += [
+                    (prop, value[prop], resolution.provenance[_PROPERTIES + prop], "handed to Spark") for prop in value
+                ]
+            else:
+                rows.append((key, value, resolution.provenance.get(key, "default"), field.description or ""))
+    return rows
+
+
+def unused_settings(config: Config, provenance: Mapping[str, str]) -> list[str]:
+    """Name what was set on purpose but has no effect on this job, so that nobody is misled."""
+    reasons = {
+        "data.embeddings": "gpt learns its embeddings itself",
+        "metrics.similarity_threshold": "accuracy here is exact, the likeliest token against the true one",
+        "distributed.averaging_frequency": "one replica has nothing to average",
+        "distributed.prefetch_batches": "batches are cut from memory-mapped shards as they are needed",
+    }
+    if config.model.embedding_size not in (None, config.model.width):
+        reasons["model.embedding_size"] = f"gpt embeds tokens at its width, {config.model.width}"
+    return [f"{key} is not used: {reason}" for key, reason in reasons.items() if key in provenance]
+
+
+def _merge(
+    layers: Sequence[_Layer], problems: list[str]
+) -> tuple[dict[str, object], dict[str, str], list[str]]:
+    keys = known_keys()
+    values: dict[str, object] = {}
+    provenance: dict[str, str] = {}
+    notes: list[str] = []
+    for layer in layers:
+        skipped = _keys_for_another_place(layer, layers)
+        for given, value in layer.values.items():
+            key = translate(given, keys)
+            if given in skipped:
+                notes.append(f"{given} = {value!r} is not used: {skipped[given]}")
+            elif key is None:
+                problems.append(f"{given} = {value!r} ({layer.source}): unknown key{_nearest(given, keys)}")
+            else:
+                values[key] = value
+                provenance[key] = layer.source if given == key else f"{layer.source}, as {given}"
+    return values, provenance, notes
+
+
+def _keys_for_another_place(layer: _Layer, layers: Sequence[_Layer]) -> dict[str, str]:
+    """Where a file gives both a local and an S3 address, use the one that fits the master; say why not the other."""
+    master = "local[*]"
+    for other in layers:
+        for given, value in other.values.items():
+            if translate(given, ("spark.master",)) == "spark.master":
+                master = str(value)
+    is_cluster = not master.startswith("local") and master != "none"
+    skipped = {}
+    for cluster_key, key in CLUSTER_ALIASES.items():
+        local_keys = [given for given in layer.values if ALIASES.get(given) == key]
+        if cluster_key in layer.values and local_keys:
+            if is_cluster:
+                skipped |= {given: f"{cluster_key} is, because the master is {master}" for given in local_keys}
+            else:
+                skipped[cluster_key] = f"{local_keys[0]} is, because the master is {master}"
+    return skipped
+
+
+def _drop_impossible_properties(values: dict[str, object], provenance: dict[str, str]) -> list[str]:
+    """Take out Spark settings that cannot be meant literally here, and say what is used instead."""
+    notes = []
+    master = str(values.get("spark.master", Config().spark.master))
+    local_directory = values.get(f"{_PROPERTIES}spark.local.dir")
+    if local_directory is not None and split_url(str(local_directory))[0] != "file":
+        del values[f"{_PROPERTIES}spark.local.dir"], provenance[f"{_PROPERTIES}spark.local.dir"]
+        notes.append(
+            f"spark.local.dir = {local_directory!r} is not used: Spark keeps scratch files on local disks only; "
+            "using its own default"
+        )
+    jars = values.get(f"{_PROPERTIES}spark.jars")
+    if jars is not None and master.startswith("local") and split_url(str(jars))[0] != "file":
+        del values[f"{_PROPERTIES}spark.jars"], provenance[f"{_PROPERTIES}spark.jars"]
+        notes.append(f"spark.jars = {jars!r} is not used: sparklm is Python and needs no jar with master {master}")
+    return notes
+
+
+def _validate(values: Mapping[str, object], provenance: Mapping[str, str], problems: list[str]) -> Config:
+    remaining = dict(values)
+    while True:
+        try:
+            config = Config.model_validate(_as_tree(remaining))
+            break
+        except ValidationError as error:
+            for detail in error.errors():
+                key = ".".join(map(str, detail["loc"]))
+                problems.append(_problem(key, detail["input"], detail["msg"], provenance))
+                # A section is only checked as a whole once its fields are right: take the wrong one out, look again.
+                removed = [other for other in remaining if key in ("", other, other.partition(".")[0])]
+                for other in removed:
+                    del remaining[other]
+    if problems:
+        heading = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        lines = "\n".join(f"  {problem}" for problem in problems)
+        raise UserError(f"{heading} in the configuration:\n{lines}\n'sparklm config' lists every key")
+    return config
+
+
+def _as_tree(values: Mapping[str, object]) -> dict[str, dict[str, Any]]:
+    tree: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        if key.startswith(_PROPERTIES):
+            properties = tree.setdefault("spark", {}).setdefault("properties", {})
+            properties[key.removeprefix(_PROPERTIES)] = _as_spark_text(value)
+        else:
+            section, name = key.split(".")
+            tree.setdefault(section, {})[name] = value
+    return tree
+
+
+def _problem(key: str, value: object, message: str, provenance: Mapping[str, str]) -> str:
+    message = message.removeprefix("Value error, ").replace("Input should", "should")
+    shown = "" if isinstance(value, (dict, BaseModel)) else f" = {value!r}"
+    source = f" ({provenance[key]})" if key in provenance else ""
+    return f"{key}{shown}{source}: {message}" if key else message
+
+
+def _parse_assignments(assignments: Sequence[str], problems: list[str]) -> dict[str, object]:
+    """Read `key=value` texts: `null` is None, `[…]` and `{…}` are JSON, the rest is left for the tree to convert."""
+    values: dict[str, object] = {}
+    for text in assignments:
+        key, separator, value = map(str.strip, text.partition("="))
+        if not separator:
+            problems.append(f"--set {text}: give it as key=value")
+        elif value == "null":
+            values[key] = None
+        elif value.startswith(("[", "{")):
+            try:
+                values[key] = json.loads(value)
+            except ValueError:
+                problems.append(f"--set {text}: {value!r} is not valid JSON")
+        else:
+            values[key] = value
+    return values
+
+
+def _as_spark_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _nearest(key: str, keys: Mapping[str, object]) -> str:
+    """Suggest the known key most like this one, comparing the last part too: people forget the section."""
+    candidates = [*keys, *ALIASES]
+    matches = difflib.get_close_matches(key, candidates, n=1, cutoff=0.7)
+    if not matches:
+        by_last_part = {candidate.rpartition(".")[2]: candidate for candidate in reversed(keys)}
+        last = difflib.get_close_matches(key.rpartition(".")[2], by_last_part, n=1, cutoff=0.75)
+        matches = [by_last_part[name] for name in last]
+    return f"; did you mean {matches[0]}?" if matches else ""

@@ -1,0 +1,192 @@
+"""Every setting of sparklm, typed, checked and frozen.
+
+One tree: `Config`. Its values come, later ones winning, from the defaults below, a preset (presets.py), a config
+file (files.py), `--set key=value`, and command-line flags; resolve.py puts them together and remembers where each
+came from. Once resolved it never changes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+PositiveInt = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Section(BaseModel):
+    """A branch of the tree: frozen, and without room for unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class DataConfig(Section):
+    """What the model learns from, and how it is cut up."""
+
+    corpus: str | None = Field(None, description="file, folder, glob or prepared dataset; none = built-in sample")
+    tokenizer: Literal["bpe", "char", "byte"] = Field("bpe", description="how text becomes token ids")
+    vocab_size: Annotated[int, Field(ge=257)] | None = Field(None, description="BPE entries; none = from the corpus size")
+    window_size: PositiveInt = Field(128, description="tokens a model sees at once")
+    stride: PositiveInt | None = Field(None, description="tokens between window starts; none = window_size")
+    overlap: Annotated[int, Field(ge=0)] | None = Field(None, description="tokens neighbouring windows share, instead of stride")
+    split: Literal["auto", "document", "tail"] = Field("auto", description="how validation text is chosen")
+    validation_fraction: Fraction = Field(0.1, description="part of the text kept for validation; 0 = none")
+    embeddings: str | None = Field(None, description="file of precomputed token embeddings")
+
+    @model_validator(mode="after")
+    def _check_stride(self) -> Self:
+        if self.overlap is not None:
+            if self.stride is not None:
+                raise ValueError("stride and overlap say the same thing twice; give one of them")
+            if self.overlap >= self.window_size:
+                raise ValueError(f"overlap {self.overlap} must be smaller than window_size {self.window_size}")
+        return self
+
+    @property
+    def window_stride(self) -> int:
+        """Tokens between the starts of neighbouring windows."""
+        if self.overlap is not None:
+            return self.window_size - self.overlap
+        return self.stride or self.window_size
+
+
+class ModelConfig(Section):
+    """The network."""
+
+    architecture: Literal["gpt"] = Field("gpt", description="kind of network")
+    num_layers: PositiveInt = Field(4, description="decoder layers")
+    width: PositiveInt = Field(192, description="size of the hidden vectors")
+    num_heads: PositiveInt | None = Field(None, description="attention heads; none = at least 4, of size 64 or less")
+    num_kv_heads: PositiveInt | None = Field(None, description="heads of keys and values; none = num_heads")
+    head_size: PositiveInt | None = Field(None, description="size of one head; none = width / num_heads")
+    feedforward_size: PositiveInt | None = Field(None, description="inner size of SwiGLU; none = 8/3 width")
+    context_length: PositiveInt | None = Field(None, description="longest input; none = data.window_size")
+    embedding_size: PositiveInt | None = Field(None, description="size of token embeddings; none = width")
+    tie_embeddings: bool = Field(True, description="share the input embedding with the output layer")
+    rope_base: Annotated[float, Field(gt=1)] = Field(10_000.0, description="base of the rotary position encoding")
+    norm_epsilon: Annotated[float, Field(gt=0)] = Field(1e-6, description="added under the root in RMSNorm")
+    dropout: Fraction = Field(0.0, description="part of activations dropped in training")
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> Self:
+        if self.head_size is None and self.width % self.resolved_heads:
+            raise ValueError(f"num_heads {self.num_heads} must divide width {self.width}, or give head_size")
+        if self.resolved_head_size % 2:
+            raise ValueError(f"a head of size {self.resolved_head_size} cannot be rotated; it must be even")
+        if self.resolved_heads % self.resolved_kv_heads:
+            raise ValueError(f"num_kv_heads {self.num_kv_heads} must divide num_heads {self.resolved_heads}")
+        return self
+
+    @property
+    def resolved_heads(self) -> int:
+        """Number of attention heads: as given, or the fewest, but at least four, of size 64, 32, 16 … that fit."""
+        if self.num_heads is not None:
+            return self.num_heads
+        sizes = (size for size in (64, 32, 16, 8, 4, 2) if self.width % size == 0 and self.width // size >= 4)
+        return self.width // next(sizes, self.width)
+
+    @property
+    def resolved_head_size(self) -> int:
+        """Size of one attention head."""
+        return self.head_size or self.width // self.resolved_heads
+
+    @property
+    def resolved_kv_heads(self) -> int:
+        """Number of key/value heads."""
+        return self.num_kv_heads or self.resolved_heads
+
+    @property
+    def resolved_feedforward_size(self) -> int:
+        """Inner size of the feed-forward layer: 8/3 of the width, rounded up to a multiple of 32."""
+        return self.feedforward_size or -(-8 * self.width // 3 // 32) * 32
+
+
+class TrainingConfig(Section):
+    """How the network learns."""
+
+    epochs: PositiveInt = Field(8, description="times every window is seen")
+    batch_size: PositiveInt = Field(16, description="windows per step and replica")
+    learning_rate: Annotated[float, Field(gt=0)] = Field(3e-3, description="highest learning rate")
+    warmup_fraction: Fraction = Field(0.05, description="part of all steps in which the rate rises")
+    final_learning_rate_fraction: Annotated[float, Field(ge=0, le=1)] = Field(0.05, description="what is left of the rate at the end")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.1, description="AdamW's, on matrices only")
+    beta1: Fraction = Field(0.9, description="AdamW's memory of gradients")
+    beta2: Fraction = Field(0.95, description="AdamW's memory of squared gradients")
+    gradient_clip: Annotated[float, Field(gt=0)] | None = Field(1.0, description="largest gradient norm; none = no limit")
+    early_stopping_patience: PositiveInt | None = Field(None, description="epochs without a better validation loss before stopping")
+    checkpoint_every_steps: PositiveInt = Field(100, description="steps between checkpoints")
+    keep_checkpoints: PositiveInt = Field(2, description="newest checkpoints kept")
+    seed: Annotated[int, Field(ge=0)] = Field(1337, description="decides initial weights, order and dropout")
+    threads: PositiveInt | None = Field(None, description="CPU threads of a replica; none = those its slot has")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where tensors live; auto = a GPU if there is one")
+
+
+class DistributedConfig(Section):
+    """How many replicas learn together, and how they meet."""
+
+    replicas: Annotated[int, Field(ge=1, le=1)] = Field(1, description="models trained in parallel (one for now)")
+    averaging_frequency: PositiveInt = Field(5, description="batches between parameter averages")
+    prefetch_batches: Annotated[int, Field(ge=0)] = Field(2, description="batches read ahead")
+
+
+class SparkConfig(Section):
+    """Where the work is placed; never changes a result."""
+
+    master: str = Field("local[*]", description="Spark master; 'none' = in this process, without a JVM")
+    app_name: str = Field("sparklm", description="name shown by Spark")
+    properties: dict[str, str] = Field(default_factory=dict, description="Spark's own spark.* settings")
+
+
+class MetricsConfig(Section):
+    """What counts as right."""
+
+    similarity_threshold: Annotated[float, Field(ge=-1, le=1)] = Field(0.05, description="cosine at which a predicted embedding counts as right")
+
+
+class GenerationConfig(Section):
+    """The text written at the end of training."""
+
+    prompt: str | None = Field(None, description="what the text starts with; none = the first validation tokens")
+    max_new_tokens: PositiveInt = Field(120, description="tokens to add")
+    temperature: Annotated[float, Field(ge=0)] = Field(0.7, description="0 = always the likeliest token")
+    top_k: PositiveInt | None = Field(50, description="choose among this many likeliest tokens")
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="choose among the likeliest with this total")
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="decides the choice")
+
+
+class OutputConfig(Section):
+    """Where results go; each of these is a copy of what the run folder holds."""
+
+    run: str | None = Field(None, description="run folder; none = runs/ and the time")
+    model: str | None = Field(None, description="also write model.zip here")
+    metrics: str | None = Field(None, description="also write metrics.csv here")
+    statistics: str | None = Field(None, description="also write stats.txt here")
+    text: str | None = Field(None, description="also write the generated text here")
+
+
+class Config(Section):
+    """The whole tree."""
+
+    data: DataConfig = Field(default_factory=DataConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    distributed: DistributedConfig = Field(default_factory=DistributedConfig)
+    spark: SparkConfig = Field(default_factory=SparkConfig)
+    metrics: MetricsConfig = Field(default_factory=MetricsConfig)
+    generation: GenerationConfig = Field(default_factory=GenerationConfig)
+    output: OutputConfig = Field(default_factory=OutputConfig)
+
+    @model_validator(mode="after")
+    def _check_context(self) -> Self:
+        if self.data.window_size > self.context_length:
+            raise ValueError(
+                f"data.window_size {self.data.window_size} is longer than model.context_length {self.context_length}"
+            )
+        return self
+
+    @property
+    def context_length(self) -> int:
+        """The longest input of the model."""
+        return self.model.context_length or self.data.window_size
+

@@ -1,0 +1,8 @@
+"""The one exception that people are meant to read."""
+
+
+class UserError(Exception):
+    """What the user gave cannot be used: shown as one message without a traceback, exit code 2.
+
+    The message says what is wrong, which value was given, and what to do next.
+    """

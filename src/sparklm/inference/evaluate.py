@@ -1,0 +1,54 @@
+"""How well a finished model predicts a text."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sparklm.errors import UserError
+from sparklm.inference.model_zip import TrainedModel
+from sparklm.text.corpus import SAMPLE, cut_pieces, list_sources, read_piece
+from sparklm.text.shards import Segment, TokenStream
+from sparklm.training.loop import evaluate
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusEvaluation:
+    """A model's figures on a corpus. Bits per byte compares models whatever their tokenizers."""
+
+    loss: float
+    perplexity: float
+    bits_per_byte: float
+    accuracy: float
+    tokens: int
+    text_bytes: int
+
+
+def evaluate_corpus(trained: TrainedModel, corpus: str | None) -> CorpusEvaluation:
+    """Score a corpus: every token that falls into a whole window of the model's context, once."""
+    tokenizer = trained.tokenizer
+    rows, text_bytes = [], 0
+    for piece in cut_pieces(list_sources(corpus or SAMPLE)):
+        read = read_piece(piece)
+        text_bytes += len(read.text.encode())
+        rows.append(tokenizer.encode(read.text))
+        if piece.is_last:
+            rows.append(np.array([tokenizer.end_of_text]))
+    tokens = np.concatenate(rows).astype(np.uint32)
+    stream = TokenStream([tokens], [Segment(shard=0, start=0, stop=len(tokens))])
+    window_size = min(trained.model.shape.context_length, max(1, len(tokens) - 1))
+    result = evaluate(trained.model, stream, window_size, torch.device("cpu"))
+    if result is None:
+        raise UserError(f"{corpus}: {len(tokens)} token is too short to evaluate; at least 2 are needed")
+    bytes_per_token = text_bytes / len(tokens)
+    return CorpusEvaluation(
+        loss=result.loss,
+        perplexity=result.perplexity,
+        bits_per_byte=result.loss / math.log(2) / bytes_per_token if bytes_per_token else math.inf,
+        accuracy=result.accuracy,
+        tokens=result.tokens,
+        text_bytes=text_bytes,
+    )

@@ -1,0 +1,217 @@
+"""The whole job, stage after stage: text → dataset → training → model.zip → a sample of what it says.
+
+Each stage leaves its artifact in the run folder; started again with the same settings, the job does only what is
+still missing.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sparklm import __version__
+from sparklm.config import Config
+from sparklm.errors import UserError
+from sparklm.inference.generate import Sampling, encode_prompt, generate_text
+from sparklm.inference.model_zip import TrainedModel, load_model, pack_model
+from sparklm.models.gpt import Gpt
+from sparklm.storage import Folder, split_address
+from sparklm.text.prepare import prepare
+from sparklm.text.shards import Dataset, Manifest, is_dataset, read_manifest
+from sparklm.training.fit import FitResult, Watcher, fit
+from sparklm.training.metrics import METRICS, EpochRecord
+from sparklm.training.placement import Placement
+from sparklm.training.run import CONFIG, RunRecord, check_same_run, make_plan, open_or_create_run, restored_trainer
+
+MODEL, SAMPLE_TEXT, STATS_JSON, STATS_TEXT = "model.zip", "sample.txt", "stats.json", "stats.txt"
+
+
+class JobWatcher(Watcher, Protocol):
+    """Someone who is told how the whole job goes."""
+
+    def stage(self, text: str) -> None:
+        """A stage begins."""
+
+    def note(self, text: str) -> None:
+        """Something the user should know."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobResult:
+    """What the job made."""
+
+    records: Sequence[EpochRecord]
+    sample: str
+    training_seconds: float
+    files: Sequence[str]
+
+
+def train(config: Config, run: Folder, placement: Placement, watcher: JobWatcher) -> JobResult:
+    """Run every stage that is still to do."""
+    began = time.monotonic()
+    if run.exists(CONFIG):
+        check_same_run(run, config)
+    dataset, manifest = _prepare_stage(config, run, placement, watcher)
+    prepared = time.monotonic()
+    plan = make_plan(config, manifest)
+    record = open_or_create_run(run, config, dataset, _threads(config, placement))
+    _announce(record, plan.total_steps, placement, watcher)
+    result = fit(run, record, plan, placement, watcher)
+    trained_at = time.monotonic()
+    if result.stopped_early:
+        watcher.note(f"stopped early after epoch {len(result.records)}: validation no longer improves")
+    watcher.stage("Writing the model")
+    trained = _write_model(run, result)
+    sample = _write_sample(run, config, trained, record.dataset_folder(run))
+    seconds = {"prepare": prepared - began, "train": trained_at - prepared, "finish": time.monotonic() - trained_at}
+    _write_statistics(run, record, manifest, result, placement, seconds)
+    return JobResult(
+        records=result.records,
+        sample=sample,
+        training_seconds=seconds["train"],
+        files=_copy_outputs(run, config),
+    )
+
+
+def _prepare_stage(config: Config, run: Folder, placement: Placement, watcher: JobWatcher) -> tuple[str, Manifest]:
+    """Find or make the dataset; a new run folder is taken away again when the text is no good."""
+    corpus = config.data.corpus
+    if corpus is not None and is_dataset(corpus):
+        folder = Folder(corpus).absolute()
+        return folder.url, read_manifest(folder)
+    is_new = not run.exists()
+    watcher.stage("Preparing the text")
+    try:
+        manifest = prepare(config.data, run / "dataset", placement.encode_shards)
+        make_plan(config, manifest)
+    except UserError:
+        if is_new:
+            run.remove()
+        raise
+    for note in describe_counts(manifest):
+        watcher.note(note)
+    return "dataset", manifest
+
+
+def describe_counts(manifest: Manifest) -> list[str]:
+    """Say what was read, and what had to be repaired or left out."""
+    counts = manifest.counts
+    lines = [
+        f"{counts.documents} documents, {counts.text_bytes / 1e6:.2f} MB of text, {manifest.num_tokens('train'):,} "
+        f"training and {manifest.num_tokens('validation'):,} validation tokens, vocabulary {manifest.vocab_size:,}"
+    ]
+    if counts.repaired_sequences:
+        lines.append(
+            f"repaired {counts.repaired_sequences} invalid UTF-8 sequences in {counts.repaired_documents} documents"
+        )
+    if counts.empty_documents:
+        lines.append(f"left out {counts.empty_documents} empty documents")
+    return lines
+
+
+def _threads(config: Config, placement: Placement) -> int:
+    """Decide the threads of a replica once; results depend on it, so the run keeps it."""
+    from_environment = os.environ.get("OMP_NUM_THREADS", "")
+    if config.training.threads is not None:
+        return config.training.threads
+    return int(from_environment) if from_environment.isdecimal() and from_environment != "0" else placement.default_threads()
+
+
+def _announce(record: RunRecord, total_steps: int, placement: Placement, watcher: JobWatcher) -> None:
+    threads = "1 thread" if record.threads == 1 else f"{record.threads} threads"
+    watcher.stage(f"Training in {placement.description}, {total_steps} steps, {threads}")
+
+
+def _write_model(run: Folder, result: FitResult) -> TrainedModel:
+    trainer = restored_trainer(run, result.model_step)
+    assert isinstance(trainer.model, Gpt)
+    run.write_bytes(MODEL, pack_model(trainer.model.shape, trainer.model.state_dict(), trainer.dataset.tokenizer))
+    return load_model(run.address(MODEL))
+
+
+def _write_sample(run: Folder, config: Config, trained: TrainedModel, dataset_folder: Folder) -> str:
+    generation = config.generation
+    if generation.prompt is not None:
+        prompt, _ = encode_prompt(trained, generation.prompt)
+    else:
+        prompt = _opening(Dataset(dataset_folder))
+    sampling = Sampling(
+        temperature=generation.temperature, top_k=generation.top_k, top_p=generation.top_p, seed=generation.seed
+    )
+    sample = generate_text(trained, prompt, generation.max_new_tokens, sampling)
+    run.write_text(SAMPLE_TEXT, sample + "\n")
+    return sample
+
+
+def _opening(dataset: Dataset, length: int = 8) -> list[int]:
+    """Take the first tokens of text that the model was not trained on, or of the training text if there is none."""
+    stream = dataset.validation if len(dataset.validation) >= length else dataset.train
+    return stream.read(0, min(length, len(stream))).tolist()
+
+
+def _write_statistics(
+    run: Folder,
+    record: RunRecord,
+    manifest: Manifest,
+    result: FitResult,
+    placement: Placement,
+    seconds: dict[str, float],
+) -> None:
+    import torch
+
+    last = result.records[-1]
+    shuffles = [(entry.totalShuffleReadBytes, entry.totalShuffleWriteBytes) for entry in result.records]
+    known = [(read, written) for read, written in shuffles if read is not None and written is not None]
+    facts: dict[str, object] = {
+        "run id": record.run_id,
+        "placed in": placement.description,
+        "threads per replica": record.threads,
+        "seconds in this session": {name: round(value, 3) for name, value in seconds.items()},
+        "seconds of all epochs": round(sum(entry.TimeStamp for entry in result.records) / 1000, 3),
+        "epochs": len(result.records),
+        "stopped early": result.stopped_early,
+        "training tokens seen": sum(entry.Tokens for entry in result.records),
+        "final training loss": last.TrainingLoss,
+        "final validation loss": last.ValidationLoss,
+        "documents": manifest.counts.documents,
+        "text bytes": manifest.counts.text_bytes,
+        "dataset tokens": {split: manifest.num_tokens(split) for split in manifest.splits},
+        "vocabulary": manifest.vocab_size,
+        "shuffle bytes read": sum(read for read, _ in known) if known else None,
+        "shuffle bytes written": sum(written for _, written in known) if known else None,
+        "failed tasks": sum(entry.failedTaskCount or 0 for entry in result.records) if known else None,
+        "versions": {"sparklm": __version__, "python": platform.python_version(), "torch": torch.__version__},
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
+    }
+    run.write_json(STATS_JSON, facts)
+    run.write_text(STATS_TEXT, "".join(_statistics_lines(facts)))
+
+
+def _statistics_lines(facts: dict[str, object]) -> list[str]:
+    lines = []
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} {number}" for key, number in value.items())
+        lines.append(f"{name}: {'not measured' if value is None else value}\n")
+    return lines
+
+
+def _copy_outputs(run: Folder, config: Config) -> list[str]:
+    """Copy results to the places that the config names; list every file that is worth looking at."""
+    files = [run.address(name) for name in (MODEL, METRICS, STATS_TEXT, SAMPLE_TEXT, CONFIG)]
+    output = config.output
+    for name, target in (
+        (MODEL, output.model),
+        (METRICS, output.metrics),
+        (STATS_TEXT, output.statistics),
+        (SAMPLE_TEXT, output.text),
+    ):
+        if target is not None:
+            folder, file = split_address(target)
+            folder.write_bytes(file, run.read_bytes(name))
+            files.append(target)
+    return files

@@ -1,0 +1,237 @@
+"""The modern decoder: RMSNorm, rotary positions, QK-norm, SwiGLU, grouped queries, tied embeddings.
+
+Parameter for parameter, and name for name, this is what Hugging Face's `Qwen3ForCausalLM` computes, so its weights
+load there as they are.
+
+Shapes: B batch, T time, C width, H heads, K key/value heads, D head size, F feed-forward size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sparklm.config import Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class GptShape:
+    """All sizes of the network."""
+
+    vocab_size: int
+    context_length: int
+    num_layers: int
+    width: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    feedforward_size: int
+    tie_embeddings: bool
+    rope_base: float
+    norm_epsilon: float
+    dropout: float
+
+    @classmethod
+    def from_config(cls, config: Config, vocab_size: int) -> GptShape:
+        """Take the sizes from the config tree."""
+        model = config.model
+        return cls(
+            vocab_size=vocab_size,
+            context_length=config.context_length,
+            num_layers=model.num_layers,
+            width=model.width,
+            num_heads=model.resolved_heads,
+            num_kv_heads=model.resolved_kv_heads,
+            head_size=model.resolved_head_size,
+            feedforward_size=model.resolved_feedforward_size,
+            tie_embeddings=model.tie_embeddings,
+            rope_base=model.rope_base,
+            norm_epsilon=model.norm_epsilon,
+            dropout=model.dropout,
+        )
+
+
+class KeyValueCache:
+    """Keys and values of the tokens seen so far, per layer: generation then costs one token's work per token."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def extend(self, layer: int, key_BKTD: Tensor, value_BKTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Add a layer's new keys and values and give all of them."""
+        if layer in self._layers:
+            old_key, old_value = self._layers[layer]
+            key_BKTD, value_BKTD = torch.cat((old_key, key_BKTD), dim=2), torch.cat((old_value, value_BKTD), dim=2)
+        self._layers[layer] = key_BKTD, value_BKTD
+        return key_BKTD, value_BKTD
+
+
+class RmsNorm(nn.Module):
+    """Scale vectors to unit root mean square, then by a learned weight."""
+
+    def __init__(self, size: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
+
+
+class Attention(nn.Module):
+    """Causal self-attention with normalised, rotated queries and keys."""
+
+    def __init__(self, shape: GptShape, layer: int) -> None:
+        super().__init__()
+        self.layer, self.head_size, self.dropout = layer, shape.head_size, shape.dropout
+        self.is_grouped = shape.num_kv_heads != shape.num_heads
+        self.q_proj = nn.Linear(shape.width, shape.num_heads * shape.head_size, bias=False)
+        self.k_proj = nn.Linear(shape.width, shape.num_kv_heads * shape.head_size, bias=False)
+        self.v_proj = nn.Linear(shape.width, shape.num_kv_heads * shape.head_size, bias=False)
+        self.o_proj = nn.Linear(shape.num_heads * shape.head_size, shape.width, bias=False)
+        self.q_norm = RmsNorm(shape.head_size, shape.norm_epsilon)
+        self.k_norm = RmsNorm(shape.head_size, shape.norm_epsilon)
+
+    def forward(self, x_BTC: Tensor, rotation: tuple[Tensor, Tensor], cache: KeyValueCache | None) -> Tensor:
+        """Let every position look at itself and the ones before it."""
+        B, T, _ = x_BTC.shape
+        query_BHTD = rotate(self.q_norm(self._heads(self.q_proj(x_BTC))), rotation)
+        key_BKTD = rotate(self.k_norm(self._heads(self.k_proj(x_BTC))), rotation)
+        value_BKTD = self._heads(self.v_proj(x_BTC))
+        if cache is not None:
+            key_BKTD, value_BKTD = cache.extend(self.layer, key_BKTD, value_BKTD)
+        mixed_BHTD = F.scaled_dot_product_attention(
+            query_BHTD,
+            key_BKTD,
+            value_BKTD,
+            attn_mask=_mask_after_cache(T, key_BKTD.shape[2], x_BTC.device),
+            is_causal=key_BKTD.shape[2] == T,
+            dropout_p=self.dropout if self.training else 0.0,
+            enable_gqa=self.is_grouped,
+        )
+        return self.o_proj(mixed_BHTD.transpose(1, 2).reshape(B, T, -1))  # type: ignore[no-any-return]
+
+    def _heads(self, x_BTC: Tensor) -> Tensor:
+        """Split the width into heads: (B, T, heads · D) to (B, heads, T, D)."""
+        B, T, _ = x_BTC.shape
+        return x_BTC.view(B, T, -1, self.head_size).transpose(1, 2)
+
+
+class SwiGlu(nn.Module):
+    """Feed-forward layer whose inner values are gated by a SiLU."""
+
+    def __init__(self, shape: GptShape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.width, shape.feedforward_size, bias=False)
+        self.up_proj = nn.Linear(shape.width, shape.feedforward_size, bias=False)
+        self.down_proj = nn.Linear(shape.feedforward_size, shape.width, bias=False)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        """Transform each position by itself."""
+        return self.down_proj(F.silu(self.gate_proj(x_BTC)) * self.up_proj(x_BTC))  # type: ignore[no-any-return]
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then feed-forward, each added to what came in."""
+
+    def __init__(self, shape: GptShape, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm = RmsNorm(shape.width, shape.norm_epsilon)
+        self.self_attn = Attention(shape, layer)
+        self.post_attention_layernorm = RmsNorm(shape.width, shape.norm_epsilon)
+        self.mlp = SwiGlu(shape)
+        self.dropout = nn.Dropout(shape.dropout)
+
+    def forward(self, x_BTC: Tensor, rotation: tuple[Tensor, Tensor], cache: KeyValueCache | None) -> Tensor:
+        """Apply both sub-layers."""
+        x_BTC = x_BTC + self.dropout(self.self_attn(self.input_layernorm(x_BTC), rotation, cache))
+        return x_BTC + self.dropout(self.mlp(self.post_attention_layernorm(x_BTC)))  # type: ignore[no-any-return]
+
+
+class Decoder(nn.Module):
+    """Embedding, layers and the last norm: token ids in, hidden vectors out."""
+
+    def __init__(self, shape: GptShape) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.width)
+        self.layers = nn.ModuleList(DecoderLayer(shape, layer) for layer in range(shape.num_layers))
+        self.norm = RmsNorm(shape.width, shape.norm_epsilon)
+        self.dropout = nn.Dropout(shape.dropout)
+        self.shape = shape
+        self.make_rotation_table()
+
+    def make_rotation_table(self) -> None:
+        """Compute the positions' angles (again, once a model that was built without memory has its weights)."""
+        shape = self.shape
+        cosine_TD, sine_TD = rotation_table(shape.context_length, shape.head_size, shape.rope_base)
+        self.register_buffer("cosine_TD", cosine_TD, persistent=False)
+        self.register_buffer("sine_TD", sine_TD, persistent=False)
+
+    def forward(self, tokens_BT: Tensor, cache: KeyValueCache | None) -> Tensor:
+        """Compute the hidden vector of every position."""
+        start = cache.length if cache is not None else 0
+        stop = start + tokens_BT.shape[1]
+        rotation = self.cosine_TD[start:stop], self.sine_TD[start:stop]  # type: ignore[index]
+        x_BTC = self.dropout(self.embed_tokens(tokens_BT))
+        for layer in self.layers:
+            x_BTC = layer(x_BTC, rotation, cache)
+        if cache is not None:
+            cache.length = stop
+        return self.norm(x_BTC)  # type: ignore[no-any-return]
+
+
+class Gpt(nn.Module):
+    """The language model: token ids in, scores for the next token out."""
+
+    def __init__(self, shape: GptShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.model = Decoder(shape)
+        self.lm_head = None if shape.tie_embeddings else nn.Linear(shape.width, shape.vocab_size, bias=False)
+
+    def forward(self, tokens_BT: Tensor, cache: KeyValueCache | None = None, last_only: bool = False) -> Tensor:
+        """Score every next token: (B, T, V), or (B, 1, V) when only the last position is wanted."""
+        hidden_BTC = self.model(tokens_BT, cache)
+        if last_only:
+            hidden_BTC = hidden_BTC[:, -1:]
+        weight_VC = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+        return F.linear(hidden_BTC, weight_VC)
+
+    @torch.no_grad()
+    def initialise(self, generator: torch.Generator) -> None:
+        """Draw the first weights: normal with deviation 0.02, smaller where a layer adds to the residual stream."""
+        for name, parameter in self.named_parameters():
+            if parameter.dim() < 2:
+                continue  # norms start at one
+            deviation = 0.02
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                deviation /= (2 * self.shape.num_layers) ** 0.5
+            parameter.normal_(0.0, deviation, generator=generator)
+
+
+def rotation_table(length: int, head_size: int, base: float) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of every position's angles, repeated for the two halves of a head."""
+    frequencies = 1.0 / base ** (torch.arange(0, head_size, 2, dtype=torch.float32) / head_size)
+    angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x_BHTD: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn each pair (d, d + D/2) by its position's angle."""
+    cosine_TD, sine_TD = rotation
+    first, second = x_BHTD.chunk(2, dim=-1)
+    return x_BHTD * cosine_TD + torch.cat((-second, first), dim=-1) * sine_TD
+
+
+def _mask_after_cache(num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
+    """Mask for several queries that follow cached keys; None where `is_causal` says it or one query sees all."""
+    if num_queries in (1, num_keys):
+        return None
+    places = torch.arange(num_keys - num_queries, num_keys, device=device)
+    return torch.arange(num_keys, device=device)[None, :] <= places[:, None]

@@ -1,0 +1,41 @@
+"""A run as a page of plain text."""
+
+from __future__ import annotations
+
+from sparklm.job import SAMPLE_TEXT, STATS_TEXT
+from sparklm.storage import Folder
+from sparklm.training.metrics import EpochRecord, read_metrics
+from sparklm.training.run import latest_step, read_run
+
+_COLUMNS = ("epoch", "loss", "accuracy", "val loss", "perplexity", "val acc", "tokens/s", "seconds", "failed tasks")
+
+
+def report_text(run: Folder) -> str:
+    """Give the table of epochs, the statistics and the sample of a run, finished or not."""
+    record = read_run(run)
+    records = read_metrics(run)
+    lines = [f"Run {run}", f"  at step {latest_step(run)}, {len(records)} of {record.config.training.epochs} epochs done", ""]
+    rows = [_COLUMNS, *(_row(entry) for entry in records)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    for name in (STATS_TEXT, SAMPLE_TEXT):
+        if run.exists(name):
+            lines += ["", f"{name}:", run.read_text(name).rstrip()]
+    return "\n".join(lines)
+
+
+def _row(entry: EpochRecord) -> tuple[str, ...]:
+    def shown(value: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form)
+
+    return (
+        str(entry.Epoch),
+        shown(entry.TrainingLoss, ".4f"),
+        shown(entry.TrainingAccuracy, ".3f"),
+        shown(entry.ValidationLoss, ".4f"),
+        shown(entry.Perplexity, ".2f"),
+        shown(entry.ValidationAccuracy, ".3f"),
+        shown(entry.TokensPerSecond, ",.0f"),
+        shown(entry.TimeStamp / 1000, ".1f"),
+        shown(entry.failedTaskCount, "d"),
+    )

@@ -1,0 +1,1 @@
+"""The same verbs on Apache Spark. Nothing outside this package imports pyspark."""

@@ -1,0 +1,106 @@
+"""A Spark session that fits sparklm: the right Python on the workers, quiet logs, nothing open to the network.
+
+Java is looked for before anything else happens, because Spark's own error for a missing one comes late and is unclear.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from typing import TYPE_CHECKING
+
+from sparklm.config import SparkConfig
+from sparklm.errors import UserError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OLDEST_JAVA = 17
+_WITHOUT_JAVA = "Or run without Spark: --master none needs no Java"
+_QUIET_LOGGING = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = spark: %p %c{1}: %m%n
+"""
+
+
+def check_java() -> None:
+    """Make sure that there is a Java virtual machine that Spark can use."""
+    java = os.path.join(os.environ["JAVA_HOME"], "bin", "java") if os.environ.get("JAVA_HOME") else "java"
+    if shutil.which(java) is None:
+        raise UserError(
+            f"Spark needs Java {OLDEST_JAVA} or newer, and there is none ({java} was not found). "
+            f"Install it, for example 'apt-get install openjdk-17-jre-headless' or 'brew install openjdk', "
+            f"or point JAVA_HOME at it. {_WITHOUT_JAVA}"
+        )
+    try:
+        output = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True).stderr
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UserError(f"Java does not start ({java} -version: {error}). {_WITHOUT_JAVA}") from error
+    version = re.search(r'version "(?:1\.)?(\d+)', output)
+    if version is not None and int(version[1]) < OLDEST_JAVA:
+        raise UserError(
+            f"Spark needs Java {OLDEST_JAVA} or newer, but {java} is Java {version[1]}. Install a newer one, or point "
+            f"JAVA_HOME at it. {_WITHOUT_JAVA}"
+        )
+
+
+def start_session(spark: SparkConfig) -> SparkSession:
+    """Start Spark, or join the session that is already running in this process."""
+    check_java()
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    # Workers run this interpreter: the `python3` on a worker's PATH is often another one, without torch.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(spark.master).appName(spark.app_name)
+    for key, value in _default_properties(spark.master).items():
+        builder = builder.config(key, value)
+    for key, value in spark.properties.items():
+        builder = builder.config(key, value)
+    try:
+        return builder.getOrCreate()
+    except PySparkException as error:
+        raise UserError(f"Spark does not start with master {spark.master!r}: {error}") from error
+    except Exception as error:
+        reason = str(error).strip().splitlines()
+        if "Could not parse Master URL" in str(error):
+            raise UserError(
+                f"{spark.master!r} is not a Spark master; use local[*], spark://host:port, yarn, k8s://…, or none"
+            ) from error
+        raise RuntimeError(f"Spark does not start with master {spark.master!r}: {reason[-1] if reason else error}") from error
+
+
+def _default_properties(master: str) -> dict[str, str]:
+    properties = {
+        "spark.ui.showConsoleProgress": "false",  # sparklm shows its own
+        "spark.log.level": "ERROR",
+    }
+    if master.startswith("local"):
+        # One machine: listen on loopback alone, the user interface included.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        properties |= {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_logging_file()}",
+        }
+    return properties
+
+
+def _logging_file() -> str:
+    """Write the logging settings where the JVM reads them at start; it is started by this process, so here."""
+    path = os.path.join(tempfile.gettempdir(), f"sparklm-log4j2-{os.getuid()}.properties")
+    descriptor, temporary = tempfile.mkstemp(dir=tempfile.gettempdir())
+    with os.fdopen(descriptor, "w") as file:
+        file.write(_QUIET_LOGGING)
+    os.replace(temporary, path)
+    return path

@@ -1,0 +1,184 @@
+"""Files, wherever they are: one small interface over fsspec.
+
+A `Folder` names a place (`runs/a`, `s3://bucket/a`, `hdfs://host/a`, `memory://a`) and reads and writes whole
+files in it.
+
+Guarantees: a file that can be seen is complete. On local disks and HDFS a write goes to a temporary name, is
+synced, and is renamed over the final one; object stores put whole objects atomically by themselves.
+Costs: one extra rename and, on local disks, two fsyncs per file written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparklm.errors import UserError
+
+_RENAMING_PROTOCOLS = ("hdfs", "webhdfs")  # file systems where a visible file may still be growing
+_EXTRA_PACKAGES = {"s3": "sparklm[s3]"}
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """Separate a protocol from a path: `s3a://b/k` gives `("s3", "b/k")`, `runs/a` gives `("file", "runs/a")`."""
+    protocol, separator, path = url.partition("://")
+    if not separator:
+        return "file", url
+    return {"s3a": "s3", "s3n": "s3"}.get(protocol, protocol), path
+
+
+def open_filesystem(url: str) -> tuple[Any, str]:
+    """Open the fsspec file system that an address lives on, and the path in it; explain a missing package."""
+    import fsspec.core
+
+    protocol, path = split_url(url)
+    try:
+        filesystem, path = fsspec.core.url_to_fs(f"{protocol}://{path}")
+    except ImportError as error:
+        package = _EXTRA_PACKAGES.get(protocol, protocol)
+        raise UserError(f"{protocol}:// needs a package that is not installed: pip install '{package}'") from error
+    except ValueError as error:
+        raise UserError(f"{protocol}:// is not a file system that sparklm can reach") from error
+    return filesystem, path
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A place that holds files. Cheap to make, and safe to send to another process: it is only its address.
+
+    >>> folder = Folder("memory://example")
+    >>> folder.write_json("a.json", {"tokens": 3})
+    >>> folder.read_json("a.json")
+    {'tokens': 3}
+    """
+
+    url: str
+
+    def __truediv__(self, name: str) -> Folder:
+        return Folder(f"{self.url.rstrip('/')}/{name}")
+
+    def __str__(self) -> str:
+        return self.url
+
+    def address(self, name: str) -> str:
+        """Give the full address of a file in this folder."""
+        return f"{self.url.rstrip('/')}/{name}"
+
+    def local_path(self, name: str = "") -> Path | None:
+        """Give the path on this machine's disk, or None when the folder is somewhere else."""
+        protocol, path = split_url(self.url)
+        if protocol != "file":
+            return None
+        return Path(path, name) if name else Path(path)
+
+    def absolute(self) -> Folder:
+        """Give an address that means the same in any working directory of this machine."""
+        local = self.local_path()
+        return self if local is None else Folder(str(local.absolute()))
+
+    def read_bytes(self, name: str) -> bytes:
+        """Read a whole file. Raises FileNotFoundError when it is not there."""
+        local = self.local_path(name)
+        if local is not None:
+            return local.read_bytes()
+        filesystem, path = self._remote(name)
+        return bytes(filesystem.cat_file(path))
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        """Write a whole file so that readers see either the old content or all of the new."""
+        local = self.local_path(name)
+        if local is not None:
+            _write_local(local, data)
+            return
+        filesystem, path = self._remote(name)
+        filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
+        if split_url(self.url)[0] in _RENAMING_PROTOCOLS:
+            temporary = f"{path}.{uuid.uuid4().hex}.tmp"
+            filesystem.pipe_file(temporary, data)
+            filesystem.mv(temporary, path)
+        else:
+            filesystem.pipe_file(path, data)
+
+    def read_text(self, name: str) -> str:
+        """Read a UTF-8 file."""
+        return self.read_bytes(name).decode("utf-8")
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a UTF-8 file atomically."""
+        self.write_bytes(name, text.encode("utf-8"))
+
+    def read_json(self, name: str) -> Any:
+        """Read a JSON file; a damaged one is the user's to know about."""
+        try:
+            return json.loads(self.read_bytes(name))
+        except ValueError as error:
+            raise UserError(f"{self.address(name)} is not valid JSON ({error}); it was not written by sparklm or is damaged") from error
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write a JSON file atomically."""
+        self.write_text(name, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+    def exists(self, name: str = "") -> bool:
+        """Say whether a file or folder is there."""
+        local = self.local_path(name)
+        if local is not None:
+            return local.exists()
+        filesystem, path = self._remote(name)
+        return bool(filesystem.exists(path))
+
+    def names(self) -> list[str]:
+        """List the names directly in this folder, sorted; empty when the folder does not exist."""
+        local = self.local_path()
+        if local is not None:
+            return sorted(os.listdir(local)) if local.is_dir() else []
+        filesystem, path = self._remote("")
+        if not filesystem.exists(path):
+            return []
+        filesystem.invalidate_cache(path)
+        return sorted(entry.rstrip("/").rpartition("/")[2] for entry in filesystem.ls(path, detail=False))
+
+    def remove(self, name: str = "") -> None:
+        """Delete a file, or this folder and what is in it; nothing happens when it is not there."""
+        filesystem, path = self._remote(name)
+        if filesystem.exists(path):
+            filesystem.rm(path, recursive=True)
+
+    def _remote(self, name: str) -> tuple[Any, str]:
+        return open_filesystem(self.address(name) if name else self.url)
+
+
+def split_address(address: str) -> tuple[Folder, str]:
+    """Separate a file's address into its folder and its name."""
+    parent, separator, name = address.rstrip("/").rpartition("/")
+    return Folder(parent if parent else "/" if separator else "."), name
+
+
+def _write_local(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}.tmp"
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    """Make a rename survive a power cut (a no-op where directories cannot be opened)."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,215 @@
+"""The stage `prepare`: raw text in, dataset out.
+
+The work is cut into shards by the sizes of the documents alone, so the same corpus gives the same bytes whatever
+runs the shards: a loop in this process or tasks on a cluster. Run again on a complete dataset, it returns at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from sparklm.config import DataConfig
+from sparklm.errors import UserError
+from sparklm.storage import Folder
+from sparklm.text.corpus import SAMPLE, Piece, Source, cut_pieces, list_sources, read_piece
+from sparklm.text.shards import (
+    DATASET_FORMAT,
+    MANIFEST,
+    TOKENIZER,
+    Counts,
+    Manifest,
+    Segment,
+    Shard,
+    Split,
+    read_manifest,
+    token_dtype,
+    write_shard,
+)
+from sparklm.text.tokenizer import Tokenizer, train_tokenizer
+from sparklm.text.windows import derive_seed, permute
+
+SHARD_TEXT_BYTES = 16 * 1024 * 1024
+TOKENIZER_SAMPLE_BYTES = 32 * 1024 * 1024
+FEW_DOCUMENTS = 100  # with fewer, a split by document leaves validation to chance
+_SPLIT_SEED = 0x5EED
+
+
+class ShardRequest(BaseModel):
+    """All that a task needs to make one shard."""
+
+    model_config = ConfigDict(frozen=True)
+    dataset_url: str
+    number: int
+    pieces: list[Piece]
+    validation_fraction: float  # of documents; 0 puts everything into the train shard
+
+
+class ShardResult(BaseModel):
+    """What the task wrote."""
+
+    model_config = ConfigDict(frozen=True)
+    shards: dict[Split, Shard]
+    counts: Counts
+    repaired_documents: set[str]  # by name, because a long document may lie in several shards
+
+
+EncodeShards = Callable[[list[ShardRequest]], list[ShardResult]]
+
+
+def prepare(data: DataConfig, folder: Folder, encode_shards: EncodeShards) -> Manifest:
+    """Make the dataset in `folder`, or return the one that is there if it came from the same request."""
+    corpus = data.corpus or SAMPLE
+    sources = list_sources(corpus)
+    request = _fingerprint(data, sources)
+    if folder.exists(MANIFEST):
+        manifest = read_manifest(folder)
+        if manifest.request == request:
+            return manifest
+        raise UserError(
+            f"{folder} holds a dataset of other text or settings than {corpus}; choose another place, or delete it first"
+        )
+    pieces = cut_pieces(sources)
+    if not any(source.num_bytes for source in sources):
+        raise UserError(f"{corpus} is empty: there is no text to train on")
+    tokenizer = train_tokenizer(data.tokenizer, sample_texts(pieces), data.vocab_size)
+    folder.write_text(TOKENIZER, tokenizer.to_json())
+    rule = data.split if data.split != "auto" else "tail" if len(sources) < FEW_DOCUMENTS else "document"
+    results = encode_shards(
+        [
+            ShardRequest(
+                dataset_url=folder.absolute().url,
+                number=number,
+                pieces=group,
+                validation_fraction=data.validation_fraction if rule == "document" else 0.0,
+            )
+            for number, group in enumerate(group_pieces(pieces))
+        ]
+    )
+    repaired = set().union(*(result.repaired_documents for result in results))
+    counts = sum((result.counts for result in results), Counts(repaired_documents=len(repaired)))
+    if counts.documents == counts.empty_documents:
+        raise UserError(f"{corpus} is empty: {counts.documents} documents, none with any text")
+    shards, splits = _assign(results)
+    if rule == "tail":
+        splits = split_tail(splits["train"], data.validation_fraction, smallest=data.window_size + 1)
+    manifest = Manifest(
+        format=DATASET_FORMAT,
+        request=request,
+        tokenizer_sha256=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        dtype=token_dtype(tokenizer.vocab_size),
+        shards=shards,
+        splits=splits,
+        split_rule=rule,
+        counts=counts,
+    )
+    folder.write_json(MANIFEST, manifest.model_dump())
+    return manifest
+
+
+def encode_shard(request: ShardRequest) -> ShardResult:
+    """Read, encode and write one shard. May run anywhere, any number of times."""
+    folder = Folder(request.dataset_url)
+    tokenizer = Tokenizer.from_json(folder.read_text(TOKENIZER), folder.address(TOKENIZER))
+    rows: dict[Split, list[np.ndarray]] = {"train": [], "validation": []}
+    counts = Counts()
+    repaired_documents: set[str] = set()
+    for piece in request.pieces:
+        read = read_piece(piece)
+        is_empty = piece.is_whole_document and not read.text.strip()
+        counts += Counts(
+            documents=int(piece.is_last),
+            empty_documents=int(is_empty),
+            repaired_sequences=read.repaired_sequences,
+            text_bytes=read.num_bytes,
+        )
+        if read.repaired_sequences:
+            repaired_documents.add(piece.name)
+        if is_empty:
+            continue
+        row = rows[split_of(piece.name, request.validation_fraction)]
+        row.append(tokenizer.encode(read.text))
+        if piece.is_last:
+            row.append(np.array([tokenizer.end_of_text]))
+    return ShardResult(
+        shards={
+            split: write_shard(folder, request.number, split, np.concatenate(row), tokenizer.vocab_size)
+            for split, row in rows.items()
+            if row
+        },
+        counts=counts,
+        repaired_documents=repaired_documents,
+    )
+
+
+def split_of(document: str, validation_fraction: float) -> Split:
+    """Choose a document's split by the hash of its name: independent of order and of the other documents."""
+    digest = int.from_bytes(hashlib.sha256(document.encode()).digest()[:8], "big")
+    return "validation" if digest < validation_fraction * 2**64 else "train"
+
+
+def split_tail(segments: list[Segment], validation_fraction: float, smallest: int) -> dict[Split, list[Segment]]:
+    """Give the last tokens to validation: the fraction asked for, and at least one window where there is room."""
+    total = sum(segment.stop - segment.start for segment in segments)
+    wanted = int(total * validation_fraction)
+    if validation_fraction > 0 and total >= 2 * smallest:
+        wanted = max(wanted, smallest)
+    splits: dict[Split, list[Segment]] = {"train": [], "validation": []}
+    position, boundary = 0, total - wanted
+    for segment in segments:
+        middle = min(max(boundary - position, 0), segment.stop - segment.start) + segment.start
+        if middle > segment.start:
+            splits["train"].append(Segment(shard=segment.shard, start=segment.start, stop=middle))
+        if middle < segment.stop:
+            splits["validation"].append(Segment(shard=segment.shard, start=middle, stop=segment.stop))
+        position += segment.stop - segment.start
+    return splits
+
+
+def group_pieces(pieces: list[Piece], group_bytes: int = SHARD_TEXT_BYTES) -> Iterator[list[Piece]]:
+    """Put neighbouring pieces together until a shard is full."""
+    group: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        if group and size + piece.stop - piece.start > group_bytes:
+            yield group
+            group, size = [], 0
+        group.append(piece)
+        size += piece.stop - piece.start
+    yield group
+
+
+def sample_texts(pieces: list[Piece], limit_bytes: int = TOKENIZER_SAMPLE_BYTES) -> Iterator[str]:
+    """Read pieces from all over the corpus, in a fixed random order, until there is enough to train a tokenizer."""
+    total = 0
+    for number in permute(np.arange(len(pieces)), len(pieces), key=derive_seed(_SPLIT_SEED)):
+        read = read_piece(pieces[number])
+        yield read.text
+        total += read.num_bytes
+        if total >= limit_bytes:
+            return
+
+
+def _assign(results: list[ShardResult]) -> tuple[list[Shard], dict[Split, list[Segment]]]:
+    """Number the shards in corpus order and give each wholly to its split."""
+    shards: list[Shard] = []
+    splits: dict[Split, list[Segment]] = {"train": [], "validation": []}
+    for result in results:
+        for split, shard in result.shards.items():
+            splits[split].append(Segment(shard=len(shards), start=0, stop=shard.num_tokens))
+            shards.append(shard)
+    return shards, splits
+
+
+def _fingerprint(data: DataConfig, sources: list[Source]) -> str:
+    """Hash everything that decides what the dataset holds."""
+    settings = data.model_dump(include={"tokenizer", "vocab_size", "split", "validation_fraction"})
+    settings["smallest_tail"] = data.window_size + 1
+    value = {"settings": settings, "sources": [asdict(source) for source in sources]}
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,171 @@
+"""The dataset on disk: token shards, and the manifest that says which of them count.
+
+    manifest.json    format version, tokenizer hash, shards with sizes and checksums, splits, what was read
+    tokenizer.json   Hugging Face format
+    shards/*.bin     token ids, little-endian uint16, or uint32 from 65 536 ids on
+
+Guarantees: the manifest is written last and names every file that belongs to the dataset; a shard's name carries the
+hash of its content, so a repeated or speculative write puts the same bytes under the same name. A reader checks each
+shard once and reads only what the manifest names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from sparklm.errors import UserError
+from sparklm.storage import Folder
+from sparklm.text.tokenizer import Tokenizer
+from sparklm.text.windows import Int64Array
+
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer.json"
+DATASET_FORMAT = "sparklm dataset 1"
+Split = Literal["train", "validation"]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Shard(_Record):
+    """One file of token ids."""
+
+    file: str
+    num_tokens: int
+    num_bytes: int
+    sha256: str
+
+
+class Segment(_Record):
+    """A run of tokens inside one shard: splits are lists of these."""
+
+    shard: int
+    start: int
+    stop: int
+
+
+class Counts(_Record):
+    """What became of the input."""
+
+    documents: int = 0
+    empty_documents: int = 0
+    repaired_documents: int = 0
+    repaired_sequences: int = 0
+    text_bytes: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in Counts.model_fields})
+
+
+class Manifest(_Record):
+    """Everything there is to know about a dataset."""
+
+    format: str
+    request: str
+    tokenizer_sha256: str
+    vocab_size: int
+    dtype: Literal["uint16", "uint32"]
+    shards: list[Shard]
+    splits: dict[Split, list[Segment]]
+    split_rule: Literal["document", "tail"]
+    counts: Counts
+
+    def num_tokens(self, split: Split) -> int:
+        """Count the tokens of a split."""
+        return sum(segment.stop - segment.start for segment in self.splits[split])
+
+
+def token_dtype(vocab_size: int) -> Literal["uint16", "uint32"]:
+    """Choose the smallest type that holds every id."""
+    return "uint16" if vocab_size < 65_536 else "uint32"
+
+
+def write_shard(folder: Folder, number: int, split: Split, tokens: Int64Array, vocab_size: int) -> Shard:
+    """Write token ids as one file of the dataset."""
+    data = tokens.astype(np.dtype(token_dtype(vocab_size)).newbyteorder("<")).tobytes()
+    digest = hashlib.sha256(data).hexdigest()
+    name = f"{number:05d}-{split}-{digest[:16]}.bin"
+    (folder / "shards").write_bytes(name, data)
+    return Shard(file=name, num_tokens=len(tokens), num_bytes=len(data), sha256=digest)
+
+
+def read_manifest(folder: Folder) -> Manifest:
+    """Read and check a dataset's manifest."""
+    try:
+        values = folder.read_json(MANIFEST)
+    except FileNotFoundError as error:
+        raise UserError(f"{folder} is not a dataset: it has no {MANIFEST}; make one with 'sparklm prepare'") from error
+    found = values.get("format") if isinstance(values, dict) else None
+    if found != DATASET_FORMAT:
+        raise UserError(f"{folder.address(MANIFEST)}: format {found!r}, but this sparklm reads {DATASET_FORMAT!r}")
+    try:
+        return Manifest.model_validate(values)
+    except ValidationError as error:
+        raise UserError(f"{folder.address(MANIFEST)} is damaged: {error.error_count()} wrong fields; prepare it again") from error
+
+
+def is_dataset(url: str) -> bool:
+    """Say whether an address is a prepared dataset rather than raw text."""
+    return Folder(url).exists(MANIFEST) and Folder(url).exists(TOKENIZER)
+
+
+class TokenStream:
+    """The tokens of one split as a single long row, whatever shards they lie in."""
+
+    def __init__(self, shards: list[npt.NDArray[np.unsignedinteger]], segments: list[Segment]) -> None:
+        self._parts = [shards[segment.shard][segment.start : segment.stop] for segment in segments]
+        self._starts = np.cumsum([0] + [len(part) for part in self._parts])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def read(self, start: int, length: int) -> Int64Array:
+        """Copy out consecutive tokens, across shard boundaries where need be."""
+        tokens = np.empty(length, dtype=np.int64)
+        filled = 0
+        part = int(np.searchsorted(self._starts, start, side="right")) - 1
+        while filled < length:
+            offset = start + filled - int(self._starts[part])
+            piece = self._parts[part][offset : offset + length - filled]
+            tokens[filled : filled + len(piece)] = piece
+            filled += len(piece)
+            part += 1
+        return tokens
+
+    def windows(self, starts: Int64Array, window_size: int) -> Int64Array:
+        """Cut out windows of `window_size + 1` tokens: an array of shape (len(starts), window_size + 1)."""
+        return np.stack([self.read(int(start), window_size + 1) for start in starts])
+
+
+class Dataset:
+    """A prepared dataset, opened for reading; shards on local disks are memory-mapped."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+        self.manifest = read_manifest(folder)
+        self.tokenizer = Tokenizer.from_json(folder.read_text(TOKENIZER), folder.address(TOKENIZER))
+        if self.tokenizer.fingerprint != self.manifest.tokenizer_sha256:
+            raise UserError(f"{folder.address(TOKENIZER)} is not the one that made these shards; prepare the dataset again")
+        shards = [self._open_shard(shard) for shard in self.manifest.shards]
+        self.train = TokenStream(shards, self.manifest.splits["train"])
+        self.validation = TokenStream(shards, self.manifest.splits["validation"])
+
+    def _open_shard(self, shard: Shard) -> npt.NDArray[np.unsignedinteger]:
+        name, dtype = f"shards/{shard.file}", np.dtype(self.manifest.dtype).newbyteorder("<")
+        try:
+            local = self.folder.local_path(name)
+            if local is not None and shard.num_bytes:
+                tokens = np.memmap(local, dtype=dtype, mode="r")
+            else:
+                tokens = np.frombuffer(self.folder.read_bytes(name), dtype=dtype)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.folder.address(name)} cannot be read ({error}); prepare the dataset again") from error
+        if hashlib.sha256(tokens.data).hexdigest() != shard.sha256:
+            raise UserError(f"{self.folder.address(name)} does not fit its checksum; prepare the dataset again")
+        return tokens

@@ -1,0 +1,124 @@
+"""Which windows a replica sees at which step: a pure function of the seed.
+
+A *window* is `window_size + 1` consecutive tokens of a stream: the first `window_size` are the input and the last
+`window_size` the targets. Window `i` starts at token `i * stride`; windows are never stored, only cut out.
+
+Training reads an endless sequence of *samples*. Sample `s` belongs to epoch `s // num_windows` and is the window
+that this epoch's permutation puts at place `s % num_windows`, so every epoch shows every window exactly once, in an
+order of its own. Step `t` of replica `r` takes `batch_size` samples starting at `(t * num_replicas + r) *
+batch_size`. Nothing else decides the order: not the number of machines, not a retry, not a resume.
+
+Cost: O(1) memory for any corpus size; a permutation is four Feistel rounds, about 1 µs per window when vectorised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Int64Array = npt.NDArray[np.int64]
+_FEISTEL_ROUNDS = 4
+
+
+def count_windows(num_tokens: int, window_size: int, stride: int) -> int:
+    """Count the whole windows in a stream.
+
+    >>> count_windows(num_tokens=11, window_size=4, stride=3)  # starts 0, 3 and 6
+    3
+    >>> count_windows(num_tokens=4, window_size=4, stride=1)  # the target of the last position is missing
+    0
+    """
+    spare = num_tokens - (window_size + 1)
+    return 0 if spare < 0 else 1 + spare // stride
+
+
+def permute(places: Int64Array, size: int, key: int) -> Int64Array:
+    """Send each place in `range(size)` to its own other place, chosen by the key, without a table.
+
+    A Feistel network shuffles the smallest power-of-four domain that holds `size`; places that land outside go
+    through it again until they are inside (fewer than four times on average).
+
+    >>> sorted(permute(np.arange(10), size=10, key=7).tolist()) == list(range(10))
+    True
+    """
+    half_bits = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
+    half_mask = np.uint64((1 << int(half_bits)) - 1)
+    round_keys = [np.uint64(_mix(key, round_number)) for round_number in range(_FEISTEL_ROUNDS)]
+
+    def shuffle_domain(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        left, right = values >> half_bits, values & half_mask
+        for round_key in round_keys:
+            left, right = right, left ^ (_scramble(right ^ round_key) & half_mask)
+        return (left << half_bits) | right
+
+    shuffled = shuffle_domain(places.astype(np.uint64))
+    outside = shuffled >= size
+    while outside.any():
+        shuffled[outside] = shuffle_domain(shuffled[outside])
+        outside = shuffled >= size
+    return shuffled.astype(np.int64)
+
+
+def derive_seed(seed: int, *parts: int) -> int:
+    """Derive an independent 64-bit seed from a seed and the place it is for (an epoch, a step, a replica)."""
+    for part in parts:
+        seed = _mix(seed, part)
+    return seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowPlan:
+    """The whole order of training: which windows, at which step, on which replica."""
+
+    num_windows: int
+    batch_size: int
+    num_replicas: int
+    epochs: int
+    seed: int
+
+    @property
+    def global_batch_size(self) -> int:
+        """Windows that all replicas together consume in one step."""
+        return self.batch_size * self.num_replicas
+
+    @property
+    def total_steps(self) -> int:
+        """Steps in the whole run."""
+        return self.epoch_end(self.epochs - 1)
+
+    def epoch_end(self, epoch: int) -> int:
+        """Give the first step that no longer belongs to this epoch (a step belongs to the epoch it starts in)."""
+        return -(-(epoch + 1) * self.num_windows // self.global_batch_size)
+
+    def epoch_of(self, step: int) -> int:
+        """Give the epoch in which a step starts."""
+        return step * self.global_batch_size // self.num_windows
+
+    def windows(self, step: int, replica: int) -> Int64Array:
+        """Give the window numbers of one replica's batch, in order."""
+        first = step * self.global_batch_size + replica * self.batch_size
+        samples = np.arange(first, first + self.batch_size, dtype=np.int64)
+        epochs, places = np.divmod(samples, self.num_windows)
+        chosen = np.empty_like(samples)
+        for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
+            here = epochs == epoch
+            chosen[here] = permute(places[here], self.num_windows, derive_seed(self.seed, epoch))
+        return chosen
+
+
+def _mix(seed: int, part: int) -> int:
+    """Combine two integers into 64 well-spread bits (the finaliser of splitmix64)."""
+    mask = (1 << 64) - 1
+    value = (seed * 0x9E3779B97F4A7C15 + part + 0x9E3779B97F4A7C15) & mask
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
+    return value ^ (value >> 31)
+
+
+def _scramble(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Spread every input bit over the output; wrap-around multiplication is intended."""
+    values = (values ^ (values >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    values = (values ^ (values >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+    return values ^ (values >> np.uint64(33))

@@ -1,0 +1,1 @@
+"""Learning: steps, rounds, checkpoints, records and the run that holds them."""

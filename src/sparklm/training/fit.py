@@ -1,0 +1,119 @@
+"""The driver's side of training: round after round, epoch after epoch, until the plan is done or nothing improves.
+
+Everything that is known after a round is in its checkpoint, so `fit` can be killed and started again anywhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sparklm.storage import Folder
+from sparklm.text.windows import WindowPlan
+from sparklm.training.checkpoint import Commit, prune_checkpoints, read_commit
+from sparklm.training.metrics import ClusterFigures, CpuMeter, EpochRecord, read_metrics, write_metrics
+from sparklm.training.placement import Placement
+from sparklm.training.run import RunRecord, latest_step
+from sparklm.training.strategies import plan_rounds
+
+
+class Watcher(Protocol):
+    """Someone who is told how training goes."""
+
+    def training_starts(self, step: int, plan: WindowPlan) -> None:
+        """Training begins or goes on at a step."""
+
+    def step_done(self, step: int, loss: float) -> None:
+        """A step is done (called as often as the placement can tell)."""
+
+    def epoch_done(self, record: EpochRecord) -> None:
+        """An epoch is done and recorded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitResult:
+    """How training ended."""
+
+    records: Sequence[EpochRecord]
+    model_step: int
+    stopped_early: bool
+
+
+def fit(run: Folder, record: RunRecord, plan: WindowPlan, placement: Placement, watcher: Watcher) -> FitResult:
+    """Train to the end of the plan, from wherever the run stands."""
+    training = record.config.training
+    first_step = latest_step(run)
+    records, partial_seconds = _recover(run, plan, first_step)
+    cpu = CpuMeter(placement.driver_process_id)
+    watcher.training_starts(first_step, plan)
+    epoch_began = time.monotonic() - partial_seconds
+    stopped_early = should_stop(records, training.early_stopping_patience)
+    for round_ in plan_rounds(plan, training.checkpoint_every_steps, first_step):
+        if stopped_early:
+            break
+        commit = placement.run_round(run, round_, watcher.step_done)
+        watcher.step_done(commit.step, commit.totals.loss)
+        if round_.ends_epoch:
+            now = time.monotonic()
+            figures = placement.epoch_figures(run, round_.epoch)
+            records.append(_record(round_.epoch, now - epoch_began, commit, figures, cpu.read()))
+            write_metrics(run, records)
+            watcher.epoch_done(records[-1])
+            stopped_early = should_stop(records, training.early_stopping_patience)
+            epoch_began = now
+        prune_checkpoints(run, training.keep_checkpoints, protect=_best_step(plan, records))
+    best = _best_step(plan, records)
+    return FitResult(
+        records=records,
+        model_step=best if training.early_stopping_patience and best else latest_step(run),
+        stopped_early=stopped_early,
+    )
+
+
+def should_stop(records: Sequence[EpochRecord], patience: int | None) -> bool:
+    """Say whether validation has not improved for `patience` epochs."""
+    losses = [record.ValidationLoss for record in records if record.ValidationLoss is not None]
+    if patience is None or not losses:
+        return False
+    return len(losses) - 1 - losses.index(min(losses)) >= patience
+
+
+def _best_step(plan: WindowPlan, records: Sequence[EpochRecord]) -> int | None:
+    """Give the step after the epoch with the lowest validation loss."""
+    scored = [(record.ValidationLoss, record.Epoch) for record in records if record.ValidationLoss is not None]
+    return plan.epoch_end(min(scored)[1] - 1) if scored else None
+
+
+def _recover(run: Folder, plan: WindowPlan, step: int) -> tuple[list[EpochRecord], float]:
+    """Bring the records up to the newest checkpoint, and give the seconds already spent on the epoch under way.
+
+    A crash may fall between a checkpoint and its line in metrics.csv: the line is then made from the checkpoint, and
+    what only the lost process knew stays empty.
+    """
+    if step == 0:
+        return [], 0.0
+    commit = read_commit(run, step)
+    epoch = plan.epoch_of(step - 1)
+    ended = step == plan.epoch_end(epoch)
+    completed = epoch + 1 if ended else epoch
+    records = [record for record in read_metrics(run) if record.Epoch <= completed]
+    if ended and len(records) < completed:
+        records.append(_record(epoch, commit.totals.seconds, commit, ClusterFigures(), None))
+        write_metrics(run, records)
+    return records, 0.0 if ended else commit.totals.seconds
+
+
+def _record(
+    epoch: int, seconds: float, commit: Commit, figures: ClusterFigures, cpu_loads: tuple[float, float] | None
+) -> EpochRecord:
+    return EpochRecord.assemble(
+        epoch=epoch,
+        duration_seconds=seconds,
+        totals=commit.totals,
+        validation=commit.validation,
+        cluster=figures,
+        cpu_loads=cpu_loads,
+        python_rss_bytes=commit.python_rss_bytes,
+    )

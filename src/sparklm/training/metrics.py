@@ -1,0 +1,214 @@
+"""What is recorded of an epoch, and the table it goes into.
+
+The first 21 columns of metrics.csv are those of an earlier system, in its order and spelling; ours follow. A figure
+that was not measured (Spark's, where there is no Spark) is empty, never zero.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+import time
+from collections.abc import Sequence
+
+import psutil
+from pydantic import BaseModel, ConfigDict
+
+from sparklm.storage import Folder
+
+METRICS = "metrics.csv"
+
+
+class EpochTotals(BaseModel):
+    """Sums over the steps of an epoch so far; part of every checkpoint, so that a resumed epoch is counted whole."""
+
+    model_config = ConfigDict(frozen=True)
+    steps: int = 0
+    tokens: int = 0
+    loss_sum: float = 0.0
+    correct: int = 0
+    gradient_sum: float = 0.0
+    gradient_square_sum: float = 0.0
+    gradient_max: float = 0.0
+    gradient_min: float = math.inf
+    learning_rate: float = 0.0
+    seconds: float = 0.0
+
+    def with_step(self, *, loss: float, correct: int, tokens: int, gradient_norm: float, learning_rate: float) -> EpochTotals:
+        """Count one more step."""
+        return EpochTotals(
+            steps=self.steps + 1,
+            tokens=self.tokens + tokens,
+            loss_sum=self.loss_sum + loss,
+            correct=self.correct + correct,
+            gradient_sum=self.gradient_sum + gradient_norm,
+            gradient_square_sum=self.gradient_square_sum + gradient_norm**2,
+            gradient_max=max(self.gradient_max, gradient_norm),
+            gradient_min=min(self.gradient_min, gradient_norm),
+            learning_rate=learning_rate,
+            seconds=self.seconds,
+        )
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of the steps."""
+        return self.loss_sum / self.steps
+
+    @property
+    def gradient_mean(self) -> float:
+        """Mean of the steps' gradient norms."""
+        return self.gradient_sum / self.steps
+
+    @property
+    def gradient_variance(self) -> float:
+        """Variance of the steps' gradient norms."""
+        return max(0.0, self.gradient_square_sum / self.steps - self.gradient_mean**2)
+
+
+class Evaluation(BaseModel):
+    """How well a model predicts a text."""
+
+    model_config = ConfigDict(frozen=True)
+    loss: float
+    accuracy: float
+    tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        """The exponential of the loss: among how many equally likely tokens the model hesitates."""
+        return math.exp(min(self.loss, 700.0))
+
+
+class ClusterFigures(BaseModel):
+    """What Spark knows of an epoch. All None where there is no JVM."""
+
+    model_config = ConfigDict(frozen=True)
+    used_memory_mb: float | None = None
+    total_memory_mb: float | None = None
+    max_memory_mb: float | None = None
+    shuffle_read_bytes: int | None = None
+    shuffle_write_bytes: int | None = None
+    max_task_ms: float | None = None
+    min_task_ms: float | None = None
+    mean_task_ms: float | None = None
+    failed_tasks: int | None = None
+
+
+class CpuMeter:
+    """Measures the CPU load of a process and of the machine, in percent of all cores, between two readings."""
+
+    def __init__(self, process_id: int | None = None) -> None:
+        self._process = psutil.Process(process_id or os.getpid())
+        self._last = self._read()
+
+    def read(self) -> tuple[float, float]:
+        """Give (process, system) load since the last reading."""
+        now = self._read()
+        wall, process, busy, total = (new - old for new, old in zip(now, self._last, strict=True))
+        self._last = now
+        cores = psutil.cpu_count() or 1
+        process_load = 100.0 * process / (wall * cores) if wall > 0 else 0.0
+        return min(100.0, process_load), 100.0 * busy / total if total > 0 else 0.0
+
+    def _read(self) -> tuple[float, float, float, float]:
+        own = self._process.cpu_times()
+        machine = psutil.cpu_times()
+        total = sum(machine[:8]) if len(machine) > 8 else sum(machine)  # guest time is counted in user time already
+        idle = machine.idle + getattr(machine, "iowait", 0.0)
+        return time.monotonic(), own.user + own.system, total - idle, total
+
+
+class EpochRecord(BaseModel):
+    """One line of metrics.csv. Field order is column order."""
+
+    model_config = ConfigDict(frozen=True)
+    Epoch: int
+    TimeStamp: int
+    TrainingLoss: float
+    TrainingAccuracy: float
+    ValidationAccuracy: float | None
+    meanGradientMagnitude: float
+    maxGradientMagnitude: float
+    minGradientMagnitude: float
+    gradientVariance: float
+    LearningRate: float
+    UsedMemoryMB: float | None
+    TotalMemoryMB: float | None
+    MaxMemoryMB: float | None
+    totalShuffleReadBytes: int | None
+    totalShuffleWriteBytes: int | None
+    maxTaskDuration: float | None
+    minTaskDuration: float | None
+    avgTaskDuration: float | None
+    failedTaskCount: int | None
+    processCpuLoad: float | None
+    systemCpuLoad: float | None
+    # ours
+    ValidationLoss: float | None
+    Perplexity: float | None
+    Tokens: int
+    TokensPerSecond: float
+    PythonRssMB: float
+
+    @classmethod
+    def assemble(
+        cls,
+        *,
+        epoch: int,
+        duration_seconds: float,
+        totals: EpochTotals,
+        validation: Evaluation | None,
+        cluster: ClusterFigures,
+        cpu_loads: tuple[float, float] | None,
+        python_rss_bytes: int,
+    ) -> EpochRecord:
+        """Join what the worker, Spark and the driver measured."""
+        process_load, system_load = cpu_loads if cpu_loads is not None else (None, None)
+        return cls(
+            Epoch=epoch + 1,
+            TimeStamp=round(duration_seconds * 1000),
+            TrainingLoss=totals.loss,
+            TrainingAccuracy=totals.correct / totals.tokens,
+            ValidationAccuracy=validation.accuracy if validation else None,
+            meanGradientMagnitude=totals.gradient_mean,
+            maxGradientMagnitude=totals.gradient_max,
+            minGradientMagnitude=totals.gradient_min,
+            gradientVariance=totals.gradient_variance,
+            LearningRate=totals.learning_rate,
+            UsedMemoryMB=cluster.used_memory_mb,
+            TotalMemoryMB=cluster.total_memory_mb,
+            MaxMemoryMB=cluster.max_memory_mb,
+            totalShuffleReadBytes=cluster.shuffle_read_bytes,
+            totalShuffleWriteBytes=cluster.shuffle_write_bytes,
+            maxTaskDuration=cluster.max_task_ms,
+            minTaskDuration=cluster.min_task_ms,
+            avgTaskDuration=cluster.mean_task_ms,
+            failedTaskCount=cluster.failed_tasks,
+            processCpuLoad=process_load,
+            systemCpuLoad=system_load,
+            ValidationLoss=validation.loss if validation else None,
+            Perplexity=validation.perplexity if validation else None,
+            Tokens=totals.tokens,
+            TokensPerSecond=totals.tokens / totals.seconds if totals.seconds else 0.0,
+            PythonRssMB=python_rss_bytes / 2**20,
+        )
+
+
+def write_metrics(folder: Folder, records: Sequence[EpochRecord], name: str = METRICS) -> None:
+    """Write the table, whole."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(EpochRecord.model_fields)
+    for record in records:
+        writer.writerow(["" if value is None else value for value in record.model_dump().values()])
+    folder.write_text(name, text.getvalue())
+
+
+def read_metrics(folder: Folder) -> list[EpochRecord]:
+    """Read the table back; empty when there is none yet."""
+    if not folder.exists(METRICS):
+        return []
+    rows = csv.DictReader(io.StringIO(folder.read_text(METRICS)))
+    return [EpochRecord.model_validate({key: value or None for key, value in row.items()}) for row in rows]

@@ -1,0 +1,185 @@
+"""The run folder: what a run is, what it has done, and how one round of it is executed anywhere.
+
+`execute_round` is the seam between learning and placing: it needs only the run's address and the round, so this
+process, a Spark task, or a retry of it somewhere else does the same thing and leaves the same checkpoint.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from sparklm.config import Config
+from sparklm.errors import UserError
+from sparklm.storage import Folder
+from sparklm.text.shards import Dataset, Manifest
+from sparklm.text.windows import WindowPlan, count_windows
+from sparklm.training.checkpoint import Commit, committed_steps, load_tensors, read_commit, save_checkpoint
+from sparklm.training.loop import StepCallback, Trainer, resident_bytes, use_threads
+from sparklm.training.strategies import Round
+
+RUN_FORMAT = "sparklm run 1"
+CONFIG = "config.json"
+# Where work is placed and where copies go may change from one session of a run to the next; nothing else may.
+_PLACEMENT_KEYS = ("spark", "output", "generation")
+
+
+class RunRecord(BaseModel):
+    """config.json: the resolved config of a run, and what was decided when it began."""
+
+    model_config = ConfigDict(frozen=True)
+    format: str
+    run_id: str
+    config: Config
+    dataset: str  # an address, or a name inside the run folder, so that a run can be moved
+    threads: int
+
+    def dataset_folder(self, run: Folder) -> Folder:
+        """Give the place of the run's dataset."""
+        is_inside = "://" not in self.dataset and not self.dataset.startswith("/")
+        return run / self.dataset if is_inside else Folder(self.dataset)
+
+
+def open_or_create_run(folder: Folder, config: Config, dataset: str, threads: int) -> RunRecord:
+    """Begin a run, or go on with the one that is there if it is the same."""
+    if folder.exists(CONFIG):
+        return check_same_run(folder, config)
+    record = RunRecord(
+        format=RUN_FORMAT, run_id=uuid.uuid4().hex, config=config, dataset=dataset, threads=threads
+    )
+    folder.write_json(CONFIG, record.model_dump())
+    return record
+
+
+def check_same_run(folder: Folder, config: Config) -> RunRecord:
+    """Read the run that is there, or refuse if it computes something else."""
+    record = read_run(folder)
+    differences = _differences(record.config, config)
+    if differences:
+        listing = "\n".join(f"  {difference}" for difference in differences)
+        raise UserError(f"{folder} holds another run, with other settings:\n{listing}\nChoose another --run")
+    return record
+
+
+def read_run(folder: Folder) -> RunRecord:
+    """Read a run's config.json."""
+    try:
+        values = folder.read_json(CONFIG)
+    except FileNotFoundError as error:
+        raise UserError(f"{folder} is not a run: it has no {CONFIG}") from error
+    found = values.get("format") if isinstance(values, dict) else None
+    if found != RUN_FORMAT:
+        raise UserError(f"{folder.address(CONFIG)}: format {found!r}, but this sparklm reads {RUN_FORMAT!r}")
+    try:
+        return RunRecord.model_validate(values)
+    except ValidationError as error:
+        raise UserError(f"{folder.address(CONFIG)} is damaged: {error.error_count()} wrong fields") from error
+
+
+def make_plan(config: Config, manifest: Manifest) -> WindowPlan:
+    """Lay out the whole training, or say that there is too little text for it."""
+    data, training = config.data, config.training
+    needed = data.window_size + 1
+    tokens, validation_tokens = manifest.num_tokens("train"), manifest.num_tokens("validation")
+    num_windows = count_windows(tokens, data.window_size, data.window_stride)
+    if num_windows == 0 or (data.validation_fraction > 0 and validation_tokens < needed):
+        raise UserError(
+            f"the corpus is too short: it has {tokens + validation_tokens} tokens ({tokens} for training, "
+            f"{validation_tokens} for validation), but each part needs at least {needed} (data.window_size "
+            f"{data.window_size} and one target). Give more text, a smaller data.window_size, or "
+            "data.validation_fraction=0 to train without validation"
+        )
+    replicas = config.distributed.replicas
+    return WindowPlan(
+        num_windows=num_windows,
+        batch_size=min(training.batch_size, max(1, num_windows // replicas)),
+        num_replicas=replicas,
+        epochs=training.epochs,
+        seed=training.seed,
+    )
+
+
+def execute_round(run_url: str, round_: Round, on_step: StepCallback | None = None) -> Commit:
+    """Do one round of a run and commit its result. May be repeated: the same round gives the same weights."""
+    run = Folder(run_url)
+    trainer = _take_trainer(run, round_.start)
+    validation = trainer.run(round_, on_step)
+    commit = save_checkpoint(
+        run,
+        step=trainer.step,
+        tensors=trainer.tensors(),
+        totals=trainer.totals,
+        validation=validation,
+        python_rss_bytes=resident_bytes(),
+    )
+    _warm[(read_run(run).run_id, trainer.step)] = trainer
+    return commit
+
+
+class ProgressFile:
+    """A small file in the run folder through which a working task tells the driver how far it is."""
+
+    NAME = "progress.json"
+
+    def __init__(self, run: Folder, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run, self._clock, self._next = run, clock, 0.0
+
+    def write(self, step: int, loss: float) -> None:
+        """Note a step, at most once a second."""
+        if self._clock() >= self._next:
+            self._run.write_json(self.NAME, {"step": step, "loss": loss})
+            self._next = self._clock() + 1.0
+
+    def read(self) -> tuple[int, float] | None:
+        """Give the step and loss last noted."""
+        if not self._run.exists(self.NAME):
+            return None
+        values = self._run.read_json(self.NAME)
+        return values["step"], values["loss"]
+
+
+def restored_trainer(run: Folder, step: int) -> Trainer:
+    """Make the replica as it was after a step."""
+    record = read_run(run)
+    use_threads(record.threads)
+    dataset = Dataset(record.dataset_folder(run))
+    trainer = Trainer(record.config, dataset, make_plan(record.config, dataset.manifest))
+    if step > 0:
+        commit = read_commit(run, step)
+        trainer.restore(step=step, tensors=load_tensors(run, commit), totals=commit.totals)
+    return trainer
+
+
+def latest_step(run: Folder) -> int:
+    """Give the step to go on from: that of the newest complete checkpoint, or 0."""
+    return max(committed_steps(run), default=0)
+
+
+# A replica left in memory by the round before, so that the next one need not read it back. A cache, never the only
+# copy: it is taken out while in use, and a round that fails leaves nothing behind.
+_warm: dict[tuple[str, int], Trainer] = {}
+
+
+def _take_trainer(run: Folder, step: int) -> Trainer:
+    trainer = _warm.pop((read_run(run).run_id, step), None)
+    _warm.clear()
+    return trainer if trainer is not None else restored_trainer(run, step)
+
+
+def _differences(old: Config, new: Config) -> list[str]:
+    """List the settings that change what a run computes and are not the same."""
+
+    def computed(config: Config) -> dict[str, Any]:
+        return {
+            f"{section}.{name}": value
+            for section, values in config.model_dump().items()
+            if section not in _PLACEMENT_KEYS
+            for name, value in values.items()
+        }
+
+    before, after = computed(old), computed(new)
+    return [f"{key}: {before[key]!r} there, {after[key]!r} here" for key in before if before[key] != after[key]]
