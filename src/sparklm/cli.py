@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparklm import __version__
-from sparklm.errors import UserError
+from sparklm.errors import TrainingDivergedError, UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,12 +33,29 @@ app = typer.Typer(
     help="Train a language model from raw text, on this machine or an Apache Spark cluster, and use it.",
 )
 
-Corpus = Annotated[str | None, typer.Argument(metavar="[CORPUS]", help="Text file, folder, glob or prepared dataset; none = the built-in sample.")]
-ConfigFile = Annotated[str | None, typer.Option("-c", "--config", metavar="FILE", help="Settings in .conf (HOCON), .yaml, .toml or .json.")]
-Assignments = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; may be given many times.")]
-Preset = Annotated[str | None, typer.Option("--preset", metavar="NAME", help="Starting point: gpt-tiny (default), gpt-small, gpt-124m.")]
-Master = Annotated[str | None, typer.Option("--master", metavar="MASTER", help="Spark master, default local[*]; 'none' = in this process, without Java.")]
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model.zip, or the folder of a run or of an unpacked model.")]
+Corpus = Annotated[
+    str | None,
+    typer.Argument(metavar="[CORPUS]", help="Text file, folder, glob or prepared dataset; none = the built-in sample."),
+]
+ConfigFile = Annotated[
+    str | None, typer.Option("-c", "--config", metavar="FILE", help="Settings in .conf (HOCON), .yaml, .toml or .json.")
+]
+Assignments = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; may be given many times.")
+]
+Preset = Annotated[
+    str | None,
+    typer.Option("--preset", metavar="NAME", help="Starting point: gpt-tiny (default), gpt-small, gpt-124m."),
+]
+Master = Annotated[
+    str | None,
+    typer.Option(
+        "--master", metavar="MASTER", help="Spark master, default local[*]; 'none' = in this process, without Java."
+    ),
+]
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A model.zip, or the folder of a run or of an unpacked model.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
@@ -50,8 +67,17 @@ def train(
     assignments: Assignments = None,
     preset: Preset = None,
     master: Master = None,
-    run: Annotated[str | None, typer.Option("--run", metavar="DIR", help="Run folder; default runs/ and the time. An unfinished run there is gone on with.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --run, with its own settings.")] = False,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            "--run",
+            metavar="DIR",
+            help="Run folder; default runs/ and the time. An unfinished run there is gone on with.",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --run, with its own settings.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a model: the whole job, from raw text to a model that speaks."""
@@ -116,8 +142,12 @@ def generate(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What the text starts with.")] = "",
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Tokens to add.")] = 100,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 = always the likeliest token.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option("--top-k", min=1, help="Choose among this many likeliest tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option("--top-p", min=0.0, max=1.0, help="Choose among the likeliest with this total.")] = None,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", min=1, help="Choose among this many likeliest tokens.")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", min=0.0, max=1.0, help="Choose among the likeliest with this total.")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same text.")] = 0,
 ) -> None:
     """Write text that goes on from a prompt."""
@@ -148,13 +178,16 @@ def predict(
         return
     print(f"{'rank':>4}  {'id':>6}  {'score':>8}  token")
     for rank, candidate in enumerate(candidates, start=1):
-        print(f"{rank:>4}  {candidate.token_id:>6}  {candidate.score:>8.6f}  {json.dumps(candidate.text, ensure_ascii=False)}")
+        token = json.dumps(candidate.text, ensure_ascii=False)
+        print(f"{rank:>4}  {candidate.token_id:>6}  {candidate.score:>8.6f}  {token}")
 
 
 @app.command()
 def evaluate(
     model: Model,
-    corpus: Annotated[str | None, typer.Argument(metavar="[CORPUS]", help="Text file, folder or glob; none = the built-in sample.")] = None,
+    corpus: Annotated[
+        str | None, typer.Argument(metavar="[CORPUS]", help="Text file, folder or glob; none = the built-in sample.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure how well a model predicts a text: loss, perplexity, bits per byte, accuracy."""
@@ -166,7 +199,11 @@ def evaluate(
         print(json.dumps(result))
         return
     for name, value in result.items():
-        print(f"{name.replace('_', ' '):<14} {value:,}" if isinstance(value, int) else f"{name.replace('_', ' '):<14} {value:.4f}")
+        print(
+            f"{name.replace('_', ' '):<14} {value:,}"
+            if isinstance(value, int)
+            else f"{name.replace('_', ' '):<14} {value:.4f}"
+        )
 
 
 @app.command()
@@ -192,7 +229,11 @@ def show_config(
 
     resolution = _resolve(preset, config, assignments, {"data.corpus": corpus, "spark.master": master})
     if as_json:
-        print(json.dumps({key: {"value": value, "source": source} for key, value, source, _ in describe(resolution)}, indent=2))
+        print(
+            json.dumps(
+                {key: {"value": value, "source": source} for key, value, source, _ in describe(resolution)}, indent=2
+            )
+        )
         return
     rows = [(key, json.dumps(value), source, text) for key, value, source, text in describe(resolution)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
@@ -216,6 +257,9 @@ def main() -> None:
     except UserError as error:
         print(f"sparklm: {error}", file=sys.stderr)
         sys.exit(2)
+    except TrainingDivergedError as error:
+        print(f"sparklm: training stopped: {error}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         print("sparklm: interrupted; run the same command again to go on from the last checkpoint", file=sys.stderr)
         sys.exit(130)
@@ -272,9 +316,10 @@ def _placement(config: Config) -> Placement:
         from sparklm.training.placement import InProcess
 
         return InProcess()
-    from sparklm.spark.session import check_java
+    from sparklm.spark.session import check_java, check_master
 
-    check_java()  # before the imports below, so that its absence is told at once
+    check_master(config.spark.master)  # both before the imports below, so that they are told at once
+    check_java()
     from sparklm.spark.placement import OnSpark
 
     return OnSpark(config.spark)

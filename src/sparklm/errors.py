@@ -1,4 +1,4 @@
-"""The one exception that people are meant to read."""
+"""The exceptions that people are meant to read."""
 
 
 class UserError(Exception):
@@ -6,3 +6,7 @@ class UserError(Exception):
 
     The message says what is wrong, which value was given, and what to do next.
     """
+
+
+class TrainingDivergedError(Exception):
+    """The loss is no longer a number: shown as one message, exit code 1; the last checkpoint is still good."""

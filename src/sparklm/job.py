@@ -118,7 +118,11 @@ def _threads(config: Config, placement: Placement) -> int:
     from_environment = os.environ.get("OMP_NUM_THREADS", "")
     if config.training.threads is not None:
         return config.training.threads
-    return int(from_environment) if from_environment.isdecimal() and from_environment != "0" else placement.default_threads()
+    return (
+        int(from_environment)
+        if from_environment.isdecimal() and from_environment != "0"
+        else placement.default_threads()
+    )
 
 
 def _announce(record: RunRecord, total_steps: int, placement: Placement, watcher: JobWatcher) -> None:
@@ -147,10 +151,17 @@ def _write_sample(run: Folder, config: Config, trained: TrainedModel, dataset_fo
     return sample
 
 
-def _opening(dataset: Dataset, length: int = 8) -> list[int]:
-    """Take the first tokens of text that the model was not trained on, or of the training text if there is none."""
-    stream = dataset.validation if len(dataset.validation) >= length else dataset.train
-    return stream.read(0, min(length, len(stream))).tolist()
+def _opening(dataset: Dataset, length: int = 8, search: int = 4096) -> list[int]:
+    """Take the first tokens of a document, or else of a paragraph, that the model was not trained on."""
+    stream = dataset.validation if len(dataset.validation) > length else dataset.train
+    tokens: list[int] = stream.read(0, min(search, len(stream))).tolist()
+    last_start = len(tokens) - length
+    starts = [place + 1 for place, token in enumerate(tokens) if token == dataset.tokenizer.end_of_text]
+    if not starts or starts[0] > last_start:
+        text = dataset.tokenizer.decode(tokens)
+        paragraph = text.partition("\n\n")[2].lstrip() or text
+        tokens, starts = dataset.tokenizer.encode(paragraph[: 20 * length]).tolist(), [0]
+    return tokens[starts[0] : starts[0] + length]
 
 
 def _write_statistics(

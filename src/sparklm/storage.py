@@ -10,6 +10,7 @@ Costs: one extra rename and, on local disks, two fsyncs per file written.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import uuid
@@ -116,7 +117,9 @@ class Folder:
         try:
             return json.loads(self.read_bytes(name))
         except ValueError as error:
-            raise UserError(f"{self.address(name)} is not valid JSON ({error}); it was not written by sparklm or is damaged") from error
+            raise UserError(
+                f"{self.address(name)} is not valid JSON ({error}); it was not written by sparklm or is damaged"
+            ) from error
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a JSON file atomically."""
@@ -158,16 +161,19 @@ def split_address(address: str) -> tuple[Folder, str]:
 
 
 def _write_local(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}.tmp"
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, (NotADirectoryError, FileExistsError, IsADirectoryError, PermissionError)):
+            raise UserError(f"{path} cannot be written: {error.strerror}; choose another place") from error
         raise
     _sync_directory(path.parent)
 

@@ -99,9 +99,7 @@ def unused_settings(config: Config, provenance: Mapping[str, str]) -> list[str]:
     return [f"{key} is not used: {reason}" for key, reason in reasons.items() if key in provenance]
 
 
-def _merge(
-    layers: Sequence[_Layer], problems: list[str]
-) -> tuple[dict[str, object], dict[str, str], list[str]]:
+def _merge(layers: Sequence[_Layer], problems: list[str]) -> tuple[dict[str, object], dict[str, str], list[str]]:
     keys = known_keys()
     values: dict[str, object] = {}
     provenance: dict[str, str] = {}
@@ -128,7 +126,7 @@ def _keys_for_another_place(layer: _Layer, layers: Sequence[_Layer]) -> dict[str
             if translate(given, ("spark.master",)) == "spark.master":
                 master = str(value)
     is_cluster = not master.startswith("local") and master != "none"
-    skipped = {}
+    skipped: dict[str, str] = {}
     for cluster_key, key in CLUSTER_ALIASES.items():
         local_keys = [given for given in layer.values if ALIASES.get(given) == key]
         if cluster_key in layer.values and local_keys:
@@ -225,7 +223,7 @@ def _nearest(key: str, keys: Mapping[str, object]) -> str:
     candidates = [*keys, *ALIASES]
     matches = difflib.get_close_matches(key, candidates, n=1, cutoff=0.7)
     if not matches:
-        by_last_part = {candidate.rpartition(".")[2]: candidate for candidate in reversed(keys)}
+        by_last_part = {candidate.rpartition(".")[2]: candidate for candidate in reversed(list(keys))}
         last = difflib.get_close_matches(key.rpartition(".")[2], by_last_part, n=1, cutoff=0.75)
         matches = [by_last_part[name] for name in last]
     return f"; did you mean {matches[0]}?" if matches else ""

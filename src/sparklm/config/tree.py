@@ -26,10 +26,14 @@ class DataConfig(Section):
 
     corpus: str | None = Field(None, description="file, folder, glob or prepared dataset; none = built-in sample")
     tokenizer: Literal["bpe", "char", "byte"] = Field("bpe", description="how text becomes token ids")
-    vocab_size: Annotated[int, Field(ge=257)] | None = Field(None, description="BPE entries; none = from the corpus size")
+    vocab_size: Annotated[int, Field(ge=257)] | None = Field(
+        None, description="BPE entries; none = from the corpus size"
+    )
     window_size: PositiveInt = Field(128, description="tokens a model sees at once")
     stride: PositiveInt | None = Field(None, description="tokens between window starts; none = window_size")
-    overlap: Annotated[int, Field(ge=0)] | None = Field(None, description="tokens neighbouring windows share, instead of stride")
+    overlap: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="tokens neighbouring windows share, instead of stride"
+    )
     split: Literal["auto", "document", "tail"] = Field("auto", description="how validation text is chosen")
     validation_fraction: Fraction = Field(0.1, description="part of the text kept for validation; 0 = none")
     embeddings: str | None = Field(None, description="file of precomputed token embeddings")
@@ -56,7 +60,7 @@ class ModelConfig(Section):
 
     architecture: Literal["gpt"] = Field("gpt", description="kind of network")
     num_layers: PositiveInt = Field(4, description="decoder layers")
-    width: PositiveInt = Field(192, description="size of the hidden vectors")
+    width: PositiveInt = Field(128, description="size of the hidden vectors")
     num_heads: PositiveInt | None = Field(None, description="attention heads; none = at least 4, of size 64 or less")
     num_kv_heads: PositiveInt | None = Field(None, description="heads of keys and values; none = num_heads")
     head_size: PositiveInt | None = Field(None, description="size of one head; none = width / num_heads")
@@ -105,21 +109,29 @@ class ModelConfig(Section):
 class TrainingConfig(Section):
     """How the network learns."""
 
-    epochs: PositiveInt = Field(8, description="times every window is seen")
-    batch_size: PositiveInt = Field(16, description="windows per step and replica")
+    epochs: PositiveInt = Field(6, description="times every window is seen")
+    batch_size: PositiveInt = Field(4, description="windows per step and replica")
     learning_rate: Annotated[float, Field(gt=0)] = Field(3e-3, description="highest learning rate")
     warmup_fraction: Fraction = Field(0.05, description="part of all steps in which the rate rises")
-    final_learning_rate_fraction: Annotated[float, Field(ge=0, le=1)] = Field(0.05, description="what is left of the rate at the end")
+    final_learning_rate_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.05, description="what is left of the rate at the end"
+    )
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.1, description="AdamW's, on matrices only")
     beta1: Fraction = Field(0.9, description="AdamW's memory of gradients")
     beta2: Fraction = Field(0.95, description="AdamW's memory of squared gradients")
-    gradient_clip: Annotated[float, Field(gt=0)] | None = Field(1.0, description="largest gradient norm; none = no limit")
-    early_stopping_patience: PositiveInt | None = Field(None, description="epochs without a better validation loss before stopping")
-    checkpoint_every_steps: PositiveInt = Field(100, description="steps between checkpoints")
+    gradient_clip: Annotated[float, Field(gt=0)] | None = Field(
+        1.0, description="largest gradient norm; none = no limit"
+    )
+    early_stopping_patience: PositiveInt | None = Field(
+        None, description="epochs without a better validation loss before stopping"
+    )
+    checkpoint_every_steps: PositiveInt = Field(500, description="steps between checkpoints")
     keep_checkpoints: PositiveInt = Field(2, description="newest checkpoints kept")
     seed: Annotated[int, Field(ge=0)] = Field(1337, description="decides initial weights, order and dropout")
     threads: PositiveInt | None = Field(None, description="CPU threads of a replica; none = those its slot has")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where tensors live; auto = a GPU if there is one")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="where tensors live; auto = a GPU if there is one"
+    )
 
 
 class DistributedConfig(Section):
@@ -141,17 +153,23 @@ class SparkConfig(Section):
 class MetricsConfig(Section):
     """What counts as right."""
 
-    similarity_threshold: Annotated[float, Field(ge=-1, le=1)] = Field(0.05, description="cosine at which a predicted embedding counts as right")
+    similarity_threshold: Annotated[float, Field(ge=-1, le=1)] = Field(
+        0.05, description="cosine at which a predicted embedding counts as right"
+    )
 
 
 class GenerationConfig(Section):
     """The text written at the end of training."""
 
-    prompt: str | None = Field(None, description="what the text starts with; none = the first validation tokens")
+    prompt: str | None = Field(
+        None, description="what the text starts with; none = a few words that validation text starts with"
+    )
     max_new_tokens: PositiveInt = Field(120, description="tokens to add")
     temperature: Annotated[float, Field(ge=0)] = Field(0.7, description="0 = always the likeliest token")
     top_k: PositiveInt | None = Field(50, description="choose among this many likeliest tokens")
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="choose among the likeliest with this total")
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="choose among the likeliest with this total"
+    )
     seed: Annotated[int, Field(ge=0)] = Field(0, description="decides the choice")
 
 
@@ -168,14 +186,14 @@ class OutputConfig(Section):
 class Config(Section):
     """The whole tree."""
 
-    data: DataConfig = Field(default_factory=DataConfig)
-    model: ModelConfig = Field(default_factory=ModelConfig)
-    training: TrainingConfig = Field(default_factory=TrainingConfig)
-    distributed: DistributedConfig = Field(default_factory=DistributedConfig)
-    spark: SparkConfig = Field(default_factory=SparkConfig)
-    metrics: MetricsConfig = Field(default_factory=MetricsConfig)
-    generation: GenerationConfig = Field(default_factory=GenerationConfig)
-    output: OutputConfig = Field(default_factory=OutputConfig)
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig()
+    distributed: DistributedConfig = DistributedConfig()
+    spark: SparkConfig = SparkConfig()
+    metrics: MetricsConfig = MetricsConfig()
+    generation: GenerationConfig = GenerationConfig()
+    output: OutputConfig = OutputConfig()
 
     @model_validator(mode="after")
     def _check_context(self) -> Self:
@@ -189,4 +207,3 @@ class Config(Section):
     def context_length(self) -> int:
         """The longest input of the model."""
         return self.model.context_length or self.data.window_size
-

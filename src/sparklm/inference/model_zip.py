@@ -50,7 +50,9 @@ def pack_model(shape: GptShape, weights: dict[str, Tensor], tokenizer: Tokenizer
     """Make the bytes of a model.zip."""
     files = {
         _CONFIG: _to_json(_hugging_face_config(shape, tokenizer.end_of_text)),
-        _WEIGHTS: safetensors.torch.save({name: tensor.cpu().contiguous() for name, tensor in weights.items()}, {"format": "pt"}),
+        _WEIGHTS: safetensors.torch.save(
+            {name: tensor.cpu().contiguous() for name, tensor in weights.items()}, {"format": "pt"}
+        ),
         _TOKENIZER: tokenizer.to_json().encode(),
         _TOKENIZER_CONFIG: _to_json(
             {
@@ -161,9 +163,10 @@ def _hugging_face_config(shape: GptShape, end_of_text: int) -> dict[str, Any]:
     }
 
 
-def _shape_from(config: dict[str, Any]) -> GptShape:
-    if config.get("model_type") != "qwen3":
-        raise ValueError(f"model_type {config.get('model_type')!r}, expected 'qwen3'")
+def _shape_from(config: Any) -> GptShape:
+    model_type = config.get("model_type") if isinstance(config, dict) else None
+    if model_type != "qwen3":
+        raise ValueError(f"model_type {model_type!r}, expected 'qwen3'")
     rope = config.get("rope_parameters") or {}
     return GptShape(
         vocab_size=int(config["vocab_size"]),

@@ -14,7 +14,11 @@ def report_text(run: Folder) -> str:
     """Give the table of epochs, the statistics and the sample of a run, finished or not."""
     record = read_run(run)
     records = read_metrics(run)
-    lines = [f"Run {run}", f"  at step {latest_step(run)}, {len(records)} of {record.config.training.epochs} epochs done", ""]
+    lines = [
+        f"Run {run}",
+        f"  at step {latest_step(run)}, {len(records)} of {record.config.training.epochs} epochs done",
+        "",
+    ]
     rows = [_COLUMNS, *(_row(entry) for entry in records)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from sparklm.config import SparkConfig
-from sparklm.errors import UserError
+from sparklm.errors import TrainingDivergedError, UserError
 from sparklm.spark.session import start_session
 from sparklm.spark.taskmetrics import job_group_figures
 from sparklm.storage import Folder
 from sparklm.text.prepare import ShardRequest, ShardResult, encode_shard
 from sparklm.training.checkpoint import Commit
-from sparklm.training.loop import StepCallback, TrainingDiverged
+from sparklm.training.loop import StepCallback
 from sparklm.training.metrics import ClusterFigures
 from sparklm.training.placement import usable_cores
 from sparklm.training.run import ProgressFile, execute_round, read_run
@@ -101,7 +101,7 @@ class OnSpark:
             if answer.user_error is not None:
                 raise UserError(answer.user_error)
             if answer.diverged is not None:
-                raise TrainingDiverged(answer.diverged)
+                raise TrainingDivergedError(answer.diverged)
         return [answer.value for answer in sorted(answers, key=lambda answer: answer.place)]
 
 
@@ -117,7 +117,7 @@ def _task_function(orders: list[str], work: Callable[[str], str]) -> Callable[[I
                 value = work(orders[place])
             except UserError as error:
                 user_error = str(error)
-            except TrainingDiverged as error:
+            except TrainingDivergedError as error:
                 diverged = str(error)
             texts = {"value": value, "user_error": user_error, "diverged": diverged}
             yield pyarrow.RecordBatch.from_pydict(
@@ -160,5 +160,3 @@ def _run_round_task(order: str) -> str:
 
 def _epoch_group(run: Folder, epoch: int) -> str:
     return f"sparklm {read_run(run).run_id} epoch {epoch + 1}"
-
-

@@ -55,6 +55,7 @@ def check_java() -> None:
 
 def start_session(spark: SparkConfig) -> SparkSession:
     """Start Spark, or join the session that is already running in this process."""
+    check_master(spark.master)
     check_java()
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
@@ -70,14 +71,18 @@ def start_session(spark: SparkConfig) -> SparkSession:
     try:
         return builder.getOrCreate()
     except PySparkException as error:
-        raise UserError(f"Spark does not start with master {spark.master!r}: {error}") from error
-    except Exception as error:
-        reason = str(error).strip().splitlines()
-        if "Could not parse Master URL" in str(error):
-            raise UserError(
-                f"{spark.master!r} is not a Spark master; use local[*], spark://host:port, yarn, k8s://…, or none"
-            ) from error
-        raise RuntimeError(f"Spark does not start with master {spark.master!r}: {reason[-1] if reason else error}") from error
+        raise RuntimeError(
+            f"Spark does not start with master {spark.master!r}; its own words are above: {error}"
+        ) from error
+
+
+def check_master(master: str) -> None:
+    """Refuse what Spark could not understand, before a JVM is started only to say so."""
+    if re.fullmatch(r"local(\[[^\]]+\])?|local-cluster\[.+\]|spark://.+|yarn|k8s://.+", master) is None:
+        raise UserError(
+            f"{master!r} is not a Spark master; use local[*], local[2], spark://host:port, yarn, k8s://host:port, "
+            "or none to run without Spark"
+        )
 
 
 def _default_properties(master: str) -> dict[str, str]:

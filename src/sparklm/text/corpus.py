@@ -76,10 +76,8 @@ def list_sources(corpus: str) -> list[Source]:
             )
             for name, text in sorted(_sample_topics().items())
         ]
-    if split_url(corpus)[0] == "file":
-        sources = list(_list_local(split_url(corpus)[1]))
-    else:
-        sources = list(_list_remote(corpus))
+    protocol, path = split_url(corpus)
+    sources = list(_list_local(path) if protocol == "file" else _list_remote(corpus))
     if not sources:
         raise UserError(f"{corpus}: no text files there; a corpus is a file, a glob, or a folder of .txt and .md files")
     return sources
@@ -131,7 +129,9 @@ def _list_local(path: str) -> Iterator[Source]:
             if os.path.isfile(match):
                 yield _local_source(match, root=os.path.dirname(path.split("*")[0]))
     else:
-        raise UserError(f"{path}: no such file or folder; give the path of a text file, or none for the built-in sample")
+        raise UserError(
+            f"{path}: no such file or folder; give the path of a text file, or none for the built-in sample"
+        )
 
 
 def _local_source(path: str, root: str) -> Source:
@@ -205,4 +205,4 @@ def _sample_topics() -> dict[str, str]:
     """The prose that ships inside Python itself: the language reference behind `help("lambda")`."""
     from pydoc_data.topics import topics
 
-    return topics  # type: ignore[no-any-return]
+    return topics

@@ -72,7 +72,7 @@ def prepare(data: DataConfig, folder: Folder, encode_shards: EncodeShards) -> Ma
         if manifest.request == request:
             return manifest
         raise UserError(
-            f"{folder} holds a dataset of other text or settings than {corpus}; choose another place, or delete it first"
+            f"{folder} holds a dataset of other text or settings than {corpus}; choose another place or delete it"
         )
     pieces = cut_pieces(sources)
     if not any(source.num_bytes for source in sources):
@@ -88,7 +88,7 @@ def prepare(data: DataConfig, folder: Folder, encode_shards: EncodeShards) -> Ma
                 pieces=group,
                 validation_fraction=data.validation_fraction if rule == "document" else 0.0,
             )
-            for number, group in enumerate(group_pieces(pieces))
+            for number, group in enumerate(group_pieces(pieces, SHARD_TEXT_BYTES))
         ]
     )
     repaired = set().union(*(result.repaired_documents for result in results))
@@ -172,7 +172,7 @@ def split_tail(segments: list[Segment], validation_fraction: float, smallest: in
     return splits
 
 
-def group_pieces(pieces: list[Piece], group_bytes: int = SHARD_TEXT_BYTES) -> Iterator[list[Piece]]:
+def group_pieces(pieces: list[Piece], group_bytes: int) -> Iterator[list[Piece]]:
     """Put neighbouring pieces together until a shard is full."""
     group: list[Piece] = []
     size = 0

@@ -107,7 +107,9 @@ def read_manifest(folder: Folder) -> Manifest:
     try:
         return Manifest.model_validate(values)
     except ValidationError as error:
-        raise UserError(f"{folder.address(MANIFEST)} is damaged: {error.error_count()} wrong fields; prepare it again") from error
+        raise UserError(
+            f"{folder.address(MANIFEST)} is damaged: {error.error_count()} wrong fields; prepare it again"
+        ) from error
 
 
 def is_dataset(url: str) -> bool:
@@ -151,7 +153,9 @@ class Dataset:
         self.manifest = read_manifest(folder)
         self.tokenizer = Tokenizer.from_json(folder.read_text(TOKENIZER), folder.address(TOKENIZER))
         if self.tokenizer.fingerprint != self.manifest.tokenizer_sha256:
-            raise UserError(f"{folder.address(TOKENIZER)} is not the one that made these shards; prepare the dataset again")
+            raise UserError(
+                f"{folder.address(TOKENIZER)} is not the one that made these shards; prepare the dataset again"
+            )
         shards = [self._open_shard(shard) for shard in self.manifest.shards]
         self.train = TokenStream(shards, self.manifest.splits["train"])
         self.validation = TokenStream(shards, self.manifest.splits["validation"])
@@ -159,13 +163,16 @@ class Dataset:
     def _open_shard(self, shard: Shard) -> npt.NDArray[np.unsignedinteger]:
         name, dtype = f"shards/{shard.file}", np.dtype(self.manifest.dtype).newbyteorder("<")
         try:
+            tokens: npt.NDArray[np.unsignedinteger]
             local = self.folder.local_path(name)
             if local is not None and shard.num_bytes:
                 tokens = np.memmap(local, dtype=dtype, mode="r")
             else:
                 tokens = np.frombuffer(self.folder.read_bytes(name), dtype=dtype)
         except (OSError, ValueError) as error:
-            raise UserError(f"{self.folder.address(name)} cannot be read ({error}); prepare the dataset again") from error
+            raise UserError(
+                f"{self.folder.address(name)} cannot be read ({error}); prepare the dataset again"
+            ) from error
         if hashlib.sha256(tokens.data).hexdigest() != shard.sha256:
             raise UserError(f"{self.folder.address(name)} does not fit its checksum; prepare the dataset again")
         return tokens

@@ -75,7 +75,8 @@ def load_tensors(run: Folder, commit: Commit) -> dict[str, Tensor]:
             f"{folder.address(commit.file)} does not fit its checksum: the file is damaged. "
             f"Delete {folder} and run again to go on from the checkpoint before it"
         )
-    return safetensors.torch.load(data)
+    tensors: dict[str, Tensor] = safetensors.torch.load(data)
+    return tensors
 
 
 def committed_steps(run: Folder) -> list[int]:

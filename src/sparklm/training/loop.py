@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sparklm.config import Config
+from sparklm.errors import TrainingDivergedError
 from sparklm.models import build_model
 from sparklm.models.objectives import next_token_loss
 from sparklm.text.shards import Dataset, TokenStream
@@ -27,10 +28,6 @@ from sparklm.training.strategies import Round
 
 _INITIALISATION, _DROPOUT = 1, 2  # what a derived seed is for
 StepCallback = Callable[[int, float], None]  # called with the step just done and its loss
-
-
-class TrainingDiverged(RuntimeError):
-    """The loss is no longer a number; the last checkpoint is still good."""
 
 
 class Trainer:
@@ -88,7 +85,7 @@ class Trainer:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), clip if clip is not None else math.inf)
         loss, gradient_norm = batch.loss.item(), norm.item()
         if not math.isfinite(loss) or not math.isfinite(gradient_norm):
-            raise TrainingDiverged(
+            raise TrainingDivergedError(
                 f"step {self.step}: loss {loss}, gradient norm {gradient_norm}, learning rate {rate:g}. "
                 "Stopped before this update; the last checkpoint is good. Lower training.learning_rate"
             )

@@ -36,7 +36,9 @@ class EpochTotals(BaseModel):
     learning_rate: float = 0.0
     seconds: float = 0.0
 
-    def with_step(self, *, loss: float, correct: int, tokens: int, gradient_norm: float, learning_rate: float) -> EpochTotals:
+    def with_step(
+        self, *, loss: float, correct: int, tokens: int, gradient_norm: float, learning_rate: float
+    ) -> EpochTotals:
         """Count one more step."""
         return EpochTotals(
             steps=self.steps + 1,

@@ -64,7 +64,7 @@ class InProcess:
         """Train here."""
         return execute_round(run.url, round_, on_step)
 
-    def epoch_figures(self, run: Folder, epoch: int) -> ClusterFigures:  # noqa: ARG002
+    def epoch_figures(self, run: Folder, epoch: int) -> ClusterFigures:
         """There is no cluster, so nothing was measured."""
         return ClusterFigures()
 

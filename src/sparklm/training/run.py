@@ -48,9 +48,7 @@ def open_or_create_run(folder: Folder, config: Config, dataset: str, threads: in
     """Begin a run, or go on with the one that is there if it is the same."""
     if folder.exists(CONFIG):
         return check_same_run(folder, config)
-    record = RunRecord(
-        format=RUN_FORMAT, run_id=uuid.uuid4().hex, config=config, dataset=dataset, threads=threads
-    )
+    record = RunRecord(format=RUN_FORMAT, run_id=uuid.uuid4().hex, config=config, dataset=dataset, threads=threads)
     folder.write_json(CONFIG, record.model_dump())
     return record
 

@@ -1,0 +1,225 @@
+"""The command line as a stranger types it: a process of its own, its exit code, what it prints where."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import SENTENCES, TINY
+
+TINY_FLAGS = [part for assignment in TINY for part in ("--set", assignment)]
+
+
+def sparklm(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sparklm", *arguments],
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "200", **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def ok(*arguments: str, cwd: Path, **environment: str) -> str:
+    result = sparklm(*arguments, cwd=cwd, **environment)
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
+    return result.stdout
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "corpus.txt").write_text(SENTENCES * 30)
+    return tmp_path
+
+
+def test_help_names_every_command_and_answers_without_heavy_imports(tmp_path: Path) -> None:
+    text = ok("--help", cwd=tmp_path)
+    for command in ("train", "prepare", "generate", "predict", "evaluate", "report", "config"):
+        assert re.search(rf"^\s*{command}\s+\w", text, re.MULTILINE), command
+    program = "import sys, sparklm.cli; print({'torch', 'pyspark', 'pydantic', 'tokenizers'} & set(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert loaded.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("train", ["[CORPUS]", "--config", "--set", "--preset", "--master", "--run", "--resume", "--quiet"]),
+        ("prepare", ["[CORPUS]", "--out", "--master"]),
+        ("generate", ["MODEL", "[PROMPT]", "--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed"]),
+        ("predict", ["MODEL", "CONTEXT", "--top", "--json"]),
+        ("evaluate", ["MODEL", "[CORPUS]", "--json"]),
+        ("report", ["RUN"]),
+        ("config", ["--set", "--preset", "--json"]),
+    ],
+)
+def test_the_arguments_of_every_command_stay(tmp_path: Path, command: str, options: list[str]) -> None:
+    text = ok(command, "--help", cwd=tmp_path)
+    for option in options:
+        assert option in text
+
+
+def test_the_whole_journey_without_java(place: Path) -> None:
+    no_java = {"PATH": "/nowhere", "JAVA_HOME": ""}
+    printed = ok("train", "corpus.txt", "--master", "none", "--run", "run", *TINY_FLAGS, cwd=place, **no_java)
+    assert re.search(r"validation loss \d+\.\d+, perplexity \d+\.\d+", printed)
+    for file in ("run/model.zip", "run/metrics.csv", "run/stats.txt"):
+        assert file in printed
+        assert (place / file).exists()
+    sample = (place / "run" / "sample.txt").read_text().strip()
+    assert sample in printed
+
+    texts = [ok("generate", "run/model.zip", "The quick", "--seed", seed, cwd=place) for seed in ("5", "5", "6")]
+    assert texts[0] == texts[1] != texts[2]
+    table = ok("predict", "run", "The quick", "--top", "5", cwd=place).splitlines()
+    assert len(table) == 6
+    scores = [candidate["score"] for candidate in json.loads(ok("predict", "run", "The quick", "--json", cwd=place))]
+    assert len(scores) == 5
+    assert 0 < sum(scores) <= 1
+    figures = json.loads(ok("evaluate", "run", "corpus.txt", "--json", cwd=place))
+    assert set(figures) == {"loss", "perplexity", "bits_per_byte", "accuracy", "tokens", "text_bytes"}
+    assert "perplexity" in ok("evaluate", "run", "corpus.txt", cwd=place)
+    assert "2 of 2 epochs done" in ok("report", "run", cwd=place)
+
+
+def test_prepare_then_train_from_its_dataset(place: Path) -> None:
+    printed = ok("prepare", "corpus.txt", "--out", "data", "--master", "none", *TINY_FLAGS, cwd=place)
+    assert "1 documents" in printed
+    assert "data/manifest.json" in printed
+    ok("train", "data", "--master", "none", "--run", "run", "--quiet", *TINY_FLAGS, cwd=place)
+    assert not (place / "run" / "dataset").exists()
+
+
+def test_a_killed_run_goes_on_with_resume_alone_and_ends_with_the_same_bytes(place: Path) -> None:
+    many = [*TINY_FLAGS, "--set", "training.epochs=40", "--master", "none"]
+    ok("train", "corpus.txt", "--run", "whole", *many, cwd=place)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sparklm", "train", "corpus.txt", "--run", "cut", *many],
+        cwd=place,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while not list((place / "cut" / "checkpoints").glob("step-*/commit.json")):
+        assert time.monotonic() < deadline, "no checkpoint within two minutes"
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=30)
+    assert not (place / "cut" / "model.zip").exists()
+    result = sparklm("train", "--run", "cut", "--resume", cwd=place)
+    assert result.returncode == 0, result.stderr
+    assert "going on from step" in result.stderr
+    assert (place / "cut" / "model.zip").read_bytes() == (place / "whole" / "model.zip").read_bytes()
+
+
+def test_a_run_without_a_name_gets_one_after_the_time(place: Path) -> None:
+    ok("train", "corpus.txt", "--master", "none", *TINY_FLAGS, "--set", "training.epochs=1", cwd=place)
+    (run,) = (place / "runs").iterdir()
+    assert re.fullmatch(r"\d{8}-\d{6}", run.name)
+
+
+def test_config_shows_values_and_where_they_came_from(place: Path) -> None:
+    (place / "a.toml").write_text("[training]\nepochs = 9\n")
+    text = ok("config", "-c", "a.toml", "--set", "training.seed=3", "--master", "none", cwd=place)
+    assert re.search(r"^training\.epochs\s+9\s+a\.toml", text, re.MULTILINE)
+    assert re.search(r"^training\.seed\s+3\s+--set", text, re.MULTILINE)
+    assert re.search(r'^spark\.master\s+"none"\s+command line', text, re.MULTILINE)
+    values = json.loads(ok("config", "-c", "a.toml", "--json", cwd=place))
+    assert values["training.epochs"] == {"value": 9, "source": "a.toml"}
+
+
+def test_invalid_utf8_is_repaired_and_reported(place: Path) -> None:
+    (place / "corpus.txt").write_bytes((SENTENCES * 30).encode() + b"\xff\xfe end")
+    result = sparklm("train", "corpus.txt", "--master", "none", "--run", "run", *TINY_FLAGS, cwd=place)
+    assert result.returncode == 0
+    assert "repaired 2 invalid UTF-8 sequences in 1 documents" in result.stderr
+
+
+def test_a_prompt_longer_than_the_context_is_cut_and_said_so(finished_run: Path, tmp_path: Path) -> None:
+    result = sparklm("generate", str(finished_run), "x" * 50, cwd=tmp_path)
+    assert result.returncode == 0
+    assert "the prompt is 34 tokens longer than the context of 16; its beginning is left out" in result.stderr
+
+
+def test_quiet_says_nothing_but_the_result(place: Path) -> None:
+    result = sparklm("train", "corpus.txt", "--master", "none", "--run", "run", "--quiet", *TINY_FLAGS, cwd=place)
+    assert result.stderr == ""
+    assert "validation loss" in result.stdout
+
+
+NONE = ["--master", "none", "--run", "run"]
+BAD_INPUT = {
+    "missing file": (["train", "no.txt", *NONE], "no.txt: no such file or folder"),
+    "empty corpus": (["train", "empty.txt", *NONE], "empty.txt is empty"),
+    "short corpus": (["train", "short.txt", *NONE, *TINY_FLAGS], "it has 6 tokens .* at least 17"),
+    "binary corpus": (["train", "binary.txt", *NONE], "holds a zero byte near offset 2"),
+    "unknown key": (["train", *NONE, "--set", "training.epoch=1"], "did you mean training.epochs"),
+    "wrong type": (["train", *NONE, "--set", "training.epochs=ten"], "training.epochs = 'ten'"),
+    "unknown preset": (["train", *NONE, "--preset", "huge"], "preset 'huge' is unknown"),
+    "missing config": (["train", *NONE, "-c", "no.conf"], "no.conf: no such file"),
+    "impossible master": (["train", "--master", "nonsense", "--run", "run"], "'nonsense' is not a Spark master"),
+    "nothing to resume": (["train", *NONE, "--resume"], "is not a run"),
+    "resume what": (["train", "--resume"], "--resume needs --run DIR"),
+    "not a model": (["generate", "short.txt", "x"], "is not a model zip"),
+    "missing model": (["predict", "no.zip", "x"], "no.zip: no such model"),
+    "not a run": (["report", "."], "is not a run"),
+    "text as a run": (["train", "--master", "none", "--run", "short.txt"], "short.txt"),
+    "prepare nothing": (["prepare", "no.txt", "--out", "run", "--master", "none"], "no such file"),
+    "evaluate nothing": (["evaluate", "no.zip", "no.txt"], "no such model"),
+    "unknown option": (["train", "--epochs", "3"], "No such option"),
+    "bad number": (["predict", "no.zip", "x", "--top", "0"], "--top"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_bad_input_gets_one_clear_message_exit_code_2_and_leaves_nothing(place: Path, name: str) -> None:
+    arguments, message = BAD_INPUT[name]
+    (place / "empty.txt").write_text("")
+    (place / "short.txt").write_text("short")
+    (place / "binary.txt").write_bytes(b"\1\2\0\3" * 100)
+    before = sorted(path.name for path in place.iterdir())
+    result = sparklm(*arguments, cwd=place)
+    assert result.returncode == 2, result.stderr
+    assert re.search(message, result.stderr), result.stderr
+    assert "Traceback" not in result.stderr
+    assert sorted(path.name for path in place.iterdir()) == before
+
+
+def test_a_different_run_in_the_folder_is_refused(place: Path, finished_run: Path) -> None:
+    result = sparklm("train", "corpus.txt", "--master", "none", "--run", str(finished_run), *TINY_FLAGS, cwd=place)
+    assert result.returncode == 2
+    assert "holds another run" in result.stderr
+    assert "data.corpus" in result.stderr
+
+
+def test_without_java_there_is_one_message_before_any_work(place: Path) -> None:
+    result = sparklm("train", "corpus.txt", "--run", "run", cwd=place, PATH="/nowhere", JAVA_HOME="")
+    assert result.returncode == 2
+    assert "Spark needs Java 17 or newer" in result.stderr
+    assert "--master none needs no Java" in result.stderr
+    assert not (place / "run").exists()
+
+
+def test_divergence_is_told_in_one_message_with_exit_code_1(place: Path) -> None:
+    flags = [*TINY_FLAGS, "--set", "training.learning_rate=1e38", "--set", "training.weight_decay=1"]
+    result = sparklm("train", "corpus.txt", *NONE, *flags, cwd=place)
+    assert result.returncode == 1
+    assert re.search(r"sparklm: training stopped: step \d+: loss", result.stderr)
+    assert "Traceback" not in result.stderr
+
+
+def test_the_version_is_that_of_the_package(tmp_path: Path) -> None:
+    from sparklm import __version__
+
+    assert ok("--version", cwd=tmp_path).strip() == f"sparklm {__version__}"

@@ -1,0 +1,123 @@
+"""Shared by all tests: tiny settings, a small corpus, and one Spark session for the whole suite."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparklm import job
+from sparklm.config import Config
+from sparklm.config.resolve import resolve
+from sparklm.job import JobResult
+from sparklm.storage import Folder
+from sparklm.text.windows import WindowPlan
+from sparklm.training.metrics import EpochRecord
+from sparklm.training.placement import InProcess, Placement
+
+if TYPE_CHECKING:
+    from sparklm.spark.placement import OnSpark
+
+TINY = (
+    "data.tokenizer=byte",
+    "data.window_size=16",
+    "model.num_layers=1",
+    "model.width=16",
+    "model.num_heads=2",
+    "training.epochs=2",
+    "training.batch_size=8",
+    "training.threads=1",
+    "training.checkpoint_every_steps=7",
+    "generation.max_new_tokens=8",
+)
+SENTENCES = "The quick brown fox jumps over the lazy dog.\nPack my box with five dozen liquor jugs.\n"
+
+
+class SilentWatcher:
+    """Remembers what a job told."""
+
+    def __init__(self) -> None:
+        self.stages: list[str] = []
+        self.notes: list[str] = []
+        self.steps: list[int] = []
+        self.records: list[EpochRecord] = []
+        self.first_step = -1
+
+    def stage(self, text: str) -> None:
+        self.stages.append(text)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def training_starts(self, step: int, plan: WindowPlan) -> None:
+        self.first_step = step
+
+    def step_done(self, step: int, loss: float) -> None:
+        self.steps.append(step)
+
+    def epoch_done(self, record: EpochRecord) -> None:
+        self.records.append(record)
+
+
+@pytest.fixture(scope="session")
+def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "sentences.txt"
+    path.write_text(SENTENCES * 30)
+    return path
+
+
+def tiny_config(corpus: Path | None, *more: str) -> Config:
+    assignments = [*TINY, *more]
+    if corpus is not None:
+        assignments.append(f"data.corpus={corpus}")
+    return resolve(assignments=assignments).config
+
+
+def run_job(
+    config: Config, run: Path, placement: Placement | None = None, watcher: SilentWatcher | None = None
+) -> JobResult:
+    return job.train(config, Folder(str(run)), placement or InProcess(), watcher or SilentWatcher())
+
+
+@pytest.fixture(scope="session")
+def finished_run(corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A complete run without Spark, for tests that only read."""
+    run = tmp_path_factory.mktemp("finished") / "run"
+    run_job(tiny_config(corpus_file), run)
+    return run
+
+
+@pytest.fixture(scope="session")
+def on_spark() -> Iterator[OnSpark]:
+    if shutil.which("java") is None:
+        pytest.skip("no Java on this machine")
+    from sparklm.config import SparkConfig
+    from sparklm.spark.placement import OnSpark
+
+    placement = OnSpark(SparkConfig(master="local[2]", properties={"spark.ui.enabled": "false"}))
+    yield placement
+    placement.stop()
+
+
+def only(values: Sequence[Path]) -> Path:
+    (value,) = values
+    return value
+
+
+class DiesAfterOnSpark:
+    """A Spark placement whose cluster goes away after some rounds."""
+
+    def __init__(self, placement: OnSpark, rounds: int) -> None:
+        self._placement, self._left = placement, rounds
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._placement, name)
+
+    def run_round(self, run, round_, on_step):
+        if self._left == 0:
+            raise ConnectionError("the cluster is gone")
+        self._left -= 1
+        return self._placement.run_round(run, round_, on_step)

@@ -1,0 +1,173 @@
+"""The same run placed on Spark: the same bytes, Spark's own figures, and errors that come back as errors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sparklm.config import SparkConfig
+from sparklm.errors import TrainingDivergedError, UserError
+from sparklm.spark.placement import OnSpark
+from sparklm.spark.session import check_java, start_session
+from sparklm.storage import Folder
+from sparklm.training.metrics import read_metrics
+from tests.conftest import DiesAfterOnSpark, SilentWatcher, run_job, tiny_config
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_spark_and_this_process_make_the_same_bytes(
+    on_spark: OnSpark, corpus_file: Path, tmp_path: Path, threads: int
+) -> None:
+    # Matrices large enough for torch to share them out between threads.
+    config = tiny_config(corpus_file, f"training.threads={threads}", "model.width=64", "model.dropout=0.1")
+    run_job(config, tmp_path / "here")
+    run_job(config, tmp_path / "there", on_spark)
+    for name in ("model.zip", "sample.txt", "dataset/manifest.json", "dataset/tokenizer.json"):
+        assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes(), name
+
+
+def test_a_run_begun_on_spark_ends_here_with_the_same_bytes(
+    on_spark: OnSpark, corpus_file: Path, finished_run: Path, tmp_path: Path
+) -> None:
+    config = tiny_config(corpus_file)
+    with pytest.raises(ConnectionError):
+        run_job(config, tmp_path / "run", DiesAfterOnSpark(on_spark, rounds=2))
+    watcher = SilentWatcher()
+    run_job(config, tmp_path / "run", watcher=watcher)
+    assert watcher.first_step == 14
+    assert (tmp_path / "run" / "model.zip").read_bytes() == (finished_run / "model.zip").read_bytes()
+
+
+def test_each_epoch_has_sparks_own_figures(on_spark: OnSpark, corpus_file: Path, tmp_path: Path) -> None:
+    run_job(tiny_config(corpus_file, "training.checkpoint_every_steps=10"), tmp_path / "run", on_spark)
+    records = read_metrics(Folder(str(tmp_path / "run")))
+    store = on_spark._context._jsc.sc().statusStore()
+    run_id = json.loads((tmp_path / "run" / "config.json").read_text())["run_id"]
+    for record in records:
+        jobs = on_spark._context.statusTracker().getJobIdsForGroup(f"sparklm {run_id} epoch {record.Epoch}")
+        durations = []
+        for job in jobs:
+            stages = store.job(job).stageIds()
+            for number in range(stages.size()):
+                tasks = store.taskList(stages.apply(number), 0, 100)
+                durations += [tasks.apply(place).duration().get() for place in range(tasks.size())]
+        assert len(durations) == {1: 2, 2: 3}[record.Epoch]  # one task a round: steps 0, 10 and 18, 20, 30
+        assert record.maxTaskDuration == max(durations)
+        assert record.minTaskDuration == min(durations)
+        assert record.avgTaskDuration == sum(durations) / len(durations)
+        assert record.maxTaskDuration <= record.TimeStamp
+        assert (record.failedTaskCount, record.totalShuffleReadBytes, record.totalShuffleWriteBytes) == (0, 0, 0)
+        assert 0 < record.UsedMemoryMB <= record.TotalMemoryMB <= record.MaxMemoryMB
+        assert 0 <= record.processCpuLoad <= 100
+        assert 0 < record.systemCpuLoad <= 100
+        assert record.PythonRssMB > 50
+    assert "shuffle bytes read: 0" in (tmp_path / "run" / "stats.txt").read_text()
+
+
+def test_many_shards_are_encoded_in_tasks_and_give_the_bytes_of_one_process(
+    on_spark: OnSpark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparklm.text.prepare.SHARD_TEXT_BYTES", 200)
+    (tmp_path / "corpus").mkdir()
+    for number in range(9):
+        (tmp_path / "corpus" / f"{number}.txt").write_text(f"Document {number}. " * 8)
+    config = tiny_config(tmp_path / "corpus", "training.epochs=1")
+    run_job(config, tmp_path / "here")
+    run_job(config, tmp_path / "there", on_spark)
+    shards = [
+        sorted(path.name for path in (tmp_path / place / "dataset/shards").iterdir()) for place in ("here", "there")
+    ]
+    assert shards[0] == shards[1]
+    assert len(shards[0]) == 5
+    assert (tmp_path / "here/model.zip").read_bytes() == (tmp_path / "there/model.zip").read_bytes()
+
+
+def test_progress_arrives_while_a_task_works(on_spark: OnSpark, corpus_file: Path, tmp_path: Path) -> None:
+    config = tiny_config(
+        corpus_file,
+        "training.checkpoint_every_steps=100000",
+        "training.epochs=1",
+        "model.width=256",
+        "training.batch_size=4",
+        "data.stride=1",
+    )
+    watcher = SilentWatcher()
+    run_job(config, tmp_path / "run", on_spark, watcher)
+    assert len(set(watcher.steps)) > 1
+    assert watcher.steps == sorted(watcher.steps)
+
+
+def test_what_the_user_did_wrong_comes_back_from_a_task_as_such(on_spark: OnSpark, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"text " * 100 + b"\0" + b"text " * 100)
+    with pytest.raises(UserError, match=r"a\.txt holds a zero byte near offset 500"):
+        run_job(tiny_config(tmp_path / "a.txt"), tmp_path / "run", on_spark)
+    assert not (tmp_path / "run").exists()
+
+
+def test_divergence_comes_back_from_a_task_with_its_step(on_spark: OnSpark, corpus_file: Path, tmp_path: Path) -> None:
+    config = tiny_config(corpus_file, "training.learning_rate=1e38", "training.weight_decay=1")
+    with pytest.raises(TrainingDivergedError, match=r"step \d+: loss .*learning rate"):
+        run_job(config, tmp_path / "run", on_spark)
+
+
+def test_threads_follow_the_slots(on_spark: OnSpark) -> None:
+    assert on_spark.default_threads() == 2
+
+
+def test_the_driver_listens_on_loopback_only(on_spark: OnSpark) -> None:
+    import psutil
+
+    listening = [
+        connection.laddr.ip
+        for connection in psutil.Process(on_spark.driver_process_id).net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert listening
+    assert {address.removeprefix("::ffff:") for address in listening} <= {"127.0.0.1", "::1"}
+
+
+def test_a_second_session_with_other_settings_joins_the_first(on_spark: OnSpark) -> None:
+    assert start_session(SparkConfig(master="local[2]")).sparkContext is on_spark._context
+
+
+def test_without_java_the_message_says_how_to_get_it_and_how_to_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(UserError, match=r"Spark needs Java 17 or newer.*Install it.*--master none needs no Java"):
+        check_java()
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("echo 'openjdk version \"11.0.2\" 2019-01-15' >&2", "is Java 11. Install a newer one"),
+        ("echo 'java version \"1.8.0_401\"' >&2", "is Java 8. Install a newer one"),
+        ("exit 1", "Java does not start"),
+    ],
+)
+def test_a_java_that_is_too_old_or_broken_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, message: str
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "bin" / "java").chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(UserError, match=message):
+        check_java()
+
+
+@pytest.mark.parametrize("master", ["nonsense", "", "local[", "http://host", "spark:/host"])
+def test_an_impossible_master_is_the_users_error(master: str) -> None:
+    with pytest.raises(UserError, match="is not a Spark master"):
+        start_session(SparkConfig(master=master))
+
+
+def test_java_here_is_good_enough() -> None:
+    if shutil.which("java") is None:
+        pytest.skip("no Java on this machine")
+    check_java()

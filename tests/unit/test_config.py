@@ -1,0 +1,271 @@
+"""Settings: four formats, precedence, all problems at once, the earlier systems' keys, and where values came from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pydantic
+import pytest
+
+from sparklm.config import Config, ModelConfig
+from sparklm.config.presets import PRESETS
+from sparklm.config.resolve import describe, known_keys, resolve
+from sparklm.config.seeds import ALIASES, CLUSTER_ALIASES, translate
+from sparklm.errors import UserError
+from sparklm.models.gpt import GptShape
+
+FILES = {
+    "a.conf": 'training { epochs = 7 # as HOCON\n learning_rate = 1e-4 }\ndata.corpus = "x.txt"\n',
+    "a.yaml": "training:\n  epochs: 7\n  learning_rate: 1e-4\ndata: {corpus: x.txt}\n",
+    "a.toml": '[training]\nepochs = 7\nlearning_rate = 1e-4\n[data]\ncorpus = "x.txt"\n',
+    "a.json": '{"training": {"epochs": 7, "learning_rate": 1e-4}, "data": {"corpus": "x.txt"}}',
+}
+
+
+def write(tmp_path: Path, name: str, text: str) -> str:
+    (tmp_path / name).write_text(text)
+    return str(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_all_four_formats_say_the_same(tmp_path: Path, name: str) -> None:
+    config = resolve(config_file=write(tmp_path, name, FILES[name])).config
+    assert (config.training.epochs, config.training.learning_rate, config.data.corpus) == (7, 1e-4, "x.txt")
+
+
+def test_later_layers_win_and_each_value_remembers_its_layer(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.yaml", "training: {epochs: 7, batch_size: 9, seed: 3}\nmodel: {dropout: 0.5}")
+    resolution = resolve(
+        preset="gpt-small",
+        config_file=path,
+        assignments=["training.epochs=8"],
+        flags={"spark.master": "none", "data.corpus": None},
+    )
+    sources = {key: (value, source) for key, value, source, _ in describe(resolution)}
+    assert sources["model.num_layers"] == (6, "preset gpt-small")
+    assert sources["model.dropout"] == (0.5, path)
+    assert sources["training.epochs"] == (8, "--set")
+    assert sources["spark.master"] == ("none", "command line")
+    assert sources["training.beta1"] == (0.9, "default")
+    assert sources["data.corpus"] == (None, "default")
+
+
+def test_every_setting_is_described() -> None:
+    assert all(text for *_, text in describe(resolve()))
+    assert {key for key, *_ in describe(resolve())} == known_keys().keys() - {"spark.properties"}
+
+
+def test_a_resolved_config_cannot_be_changed() -> None:
+    config = resolve().config
+    with pytest.raises(pydantic.ValidationError, match="frozen"):
+        config.training.epochs = 3  # type: ignore[misc]
+    with pytest.raises(pydantic.ValidationError, match="frozen"):
+        config.training = config.training  # type: ignore[misc]
+
+
+def test_all_problems_are_told_at_once_with_value_source_allowed_and_nearest_key(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.yaml", "training: {epohcs: 3}\ndata: {tokenizer: morse, overlap: 500}\n")
+    with pytest.raises(UserError) as raised:
+        resolve(
+            config_file=path,
+            assignments=["training.batch_size=many", "windowsize=4", "nonsense", "training.learning_rate=inf", "x=[1"],
+        )
+    message = str(raised.value)
+    assert message.startswith("8 problems in the configuration:")
+    for expected in (
+        f"training.epohcs = 3 ({path}): unknown key; did you mean training.epochs?",
+        f"data.tokenizer = 'morse' ({path}): should be 'bpe', 'char' or 'byte'",
+        "data: overlap 500 must be smaller than window_size 128",
+        "training.batch_size = 'many' (--set): should be a valid integer",
+        "windowsize = '4' (--set): unknown key; did you mean windowSize?",
+        "--set nonsense: give it as key=value",
+        "training.learning_rate = 'inf' (--set): should be a finite number",
+        "--set x=[1: '[1' is not valid JSON",
+    ):
+        assert expected in message
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("model.num_heads=5", "num_heads 5 must divide width"),
+        ("model.num_kv_heads=4", "num_kv_heads 4 must divide num_heads"),
+        ("model.head_size=3", "must be even"),
+        ("model.context_length=4", "is longer than model.context_length 4"),
+        ("training.epochs=0", "greater than or equal to 1"),
+        ("distributed.replicas=2", "less than or equal to 1"),
+        ("data.validation_fraction=1", "less than 1"),
+        ("spark.mastr=local", "did you mean spark.master"),
+        ("epochs=3", "did you mean training.epochs"),
+    ],
+)
+def test_what_does_not_fit_is_refused(assignment: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        resolve(assignments=[assignment])
+
+
+def test_stride_and_overlap_are_two_ways_to_say_one_thing() -> None:
+    assert resolve(assignments=["data.window_size=15", "data.overlap=7"]).config.data.window_stride == 8
+    assert resolve(assignments=["data.stride=5"]).config.data.window_stride == 5
+    assert resolve(assignments=["data.window_size=9"]).config.data.window_stride == 9
+    with pytest.raises(UserError, match="give one of them"):
+        resolve(assignments=["data.stride=5", "data.overlap=5"])
+
+
+def test_null_unsets_a_value() -> None:
+    assert resolve(assignments=["training.gradient_clip=null"]).config.training.gradient_clip is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.ini", "x", "unknown format '.ini'"),
+        ("a.json", "{", "is not valid json"),
+        ("a.toml", "=", "is not valid toml"),
+        ("a.yaml", "a: [", "is not valid yaml"),
+        ("a.conf", "a { b = ", "is not valid conf"),
+        ("a.json", "[1]", "expected settings by name"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, name: str, text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        resolve(config_file=write(tmp_path, name, text))
+
+
+def test_a_missing_file_and_a_missing_preset_are_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file"):
+        resolve(config_file=str(tmp_path / "no.yaml"))
+    with pytest.raises(UserError, match="there are gpt-tiny, gpt-small, gpt-124m"):
+        resolve(preset="gpt-5")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_a_valid_config(name: str) -> None:
+    config = resolve(preset=name).config
+    assert config.model.architecture == "gpt"
+    assert GptShape.from_config(config, 512).num_heads * config.model.resolved_head_size == config.model.width
+
+
+@pytest.mark.parametrize(("width", "heads"), [(64, 4), (128, 4), (192, 6), (256, 4), (384, 6), (768, 12)])
+def test_heads_follow_the_width_unless_given(width: int, heads: int) -> None:
+    assert ModelConfig(width=width).resolved_heads == heads
+
+
+# The config blocks of the earlier systems, as they stand in their descriptions.
+S0 = """
+training { learningRate = 0.001, batchSize = 32, epochs = 10 }
+model { lstmLayerSize = 64 }
+spark {
+  appName = "Spark LLM"
+  master = "local[*]"
+  jars = "s3://sparkllmbucket/jar/LLMDecoderSpark-assembly-0.1.0-SNAPSHOT.jar"
+  hadoop { fs { defaultFS = "hdfs://localhost:9000" } }
+  executor { memory = "4g" }
+  local { dir = "hdfs://localhost:9000/spark/tmp" }
+  eventLog { dir = "hdfs://localhost:9000/spark/events" }
+  rdd { compress = "true" }
+  io { compression { codec = "lz4" } }
+}
+hdfs { uri = "hdfs://localhost:9000/" }
+paths { model = "src/main/resources/trainedModel.zip", csv = "src/main/resources/training_metrics.csv" }
+data { windowSize = 64, stride = 32 }
+metrics { similarityThreshold = 0.05 }
+trainingMaster{
+   avgFreq=5
+   workerPreFetchNumBatches=2
+}
+"""
+S1 = """
+embeddingCsvPath = "src/main/resources/input/embeddings.csv"
+tokenDataPath = "src/main/resources/input/part-r-00000"
+modelOutputPath = "src/main/resources/output/decoder_model.zip"
+statisticsPath = "src/main/resources/output/training_stats.csv"
+masterCluster = "local[*]"
+"""
+S2 = """
+inputFilePath = "/local/path/to/input"
+outputFilePath = "/local/path/to/output"
+modelPath = "/local/path/to/model.zip"
+s3InputPath = "s3a://bucket-name/input"
+s3OutputPath = "s3a://bucket-name/output"
+s3ModelPath = "s3a://bucket-name/model.zip"
+spark.appName = "Distributed LLM Training"
+spark.master = "yarn"
+spark.executor.memory = "4g"
+spark.driver.memory = "4g"
+windowSize = 15
+overlap = 7
+"""
+S4 = """
+model {
+    hiddenSize = 256         // Increase hidden size for more learning capacity
+    learnRate = 0.001
+    batchSize = 2
+    windowSize = 4
+    numEpochs = 200
+    embeddingDim = 128
+    vocabSize = 50257
+    averagingFrequency = 3
+    workerPrefetchNumBatches = 1
+}
+"""
+
+
+def test_the_lstm_systems_file_is_understood_as_it_is(tmp_path: Path) -> None:
+    resolution = resolve(config_file=write(tmp_path, "application.conf", S0))
+    config = resolution.config
+    assert (config.training.learning_rate, config.training.batch_size, config.training.epochs) == (0.001, 32, 10)
+    assert (config.data.window_size, config.data.window_stride, config.model.width) == (64, 32, 64)
+    assert (config.spark.app_name, config.spark.master) == ("Spark LLM", "local[*]")
+    assert config.spark.properties == {
+        "spark.hadoop.fs.defaultFS": "hdfs://localhost:9000/",
+        "spark.executor.memory": "4g",
+        "spark.eventLog.dir": "hdfs://localhost:9000/spark/events",
+        "spark.rdd.compress": "true",
+        "spark.io.compression.codec": "lz4",
+    }
+    assert config.output.model == "src/main/resources/trainedModel.zip"
+    assert config.output.metrics == "src/main/resources/training_metrics.csv"
+    assert (config.distributed.averaging_frequency, config.distributed.prefetch_batches) == (5, 2)
+    assert config.metrics.similarity_threshold == 0.05
+    about = "\n".join(resolution.notes)
+    assert "spark.local.dir = 'hdfs://localhost:9000/spark/tmp' is not used" in about
+    assert "spark.jars" in about
+    assert "metrics.similarity_threshold is not used" in about
+
+
+def test_the_dense_systems_paths_are_honoured(tmp_path: Path) -> None:
+    config = resolve(config_file=write(tmp_path, "application.conf", S1)).config
+    assert config.data.corpus == "src/main/resources/input/part-r-00000"
+    assert config.data.embeddings == "src/main/resources/input/embeddings.csv"
+    assert config.output.model == "src/main/resources/output/decoder_model.zip"
+    assert config.output.statistics == "src/main/resources/output/training_stats.csv"
+    assert config.spark.master == "local[*]"
+
+
+def test_of_two_addresses_the_one_that_fits_the_master_is_used(tmp_path: Path) -> None:
+    path = write(tmp_path, "application.conf", S2)
+    on_cluster, here = resolve(config_file=path), resolve(config_file=path, flags={"spark.master": "local[2]"})
+    assert on_cluster.config.data.corpus == "s3a://bucket-name/input"
+    assert on_cluster.config.output.model == "s3a://bucket-name/model.zip"
+    assert here.config.data.corpus == "/local/path/to/input"
+    assert here.config.output.text == "/local/path/to/output"
+    assert any("s3InputPath" in note and "inputFilePath is" in note for note in here.notes)
+    assert on_cluster.config.data.window_stride == 8
+    assert on_cluster.config.spark.properties["spark.driver.memory"] == "4g"
+
+
+def test_the_recurrent_systems_block_is_understood(tmp_path: Path) -> None:
+    config = resolve(config_file=write(tmp_path, "application.conf", S4)).config
+    assert (config.model.width, config.model.embedding_size, config.data.vocab_size) == (256, 128, 50_257)
+    assert (config.training.learning_rate, config.training.batch_size, config.training.epochs) == (0.001, 2, 200)
+    assert config.data.window_size == 4
+    assert (config.distributed.averaging_frequency, config.distributed.prefetch_batches) == (3, 1)
+
+
+def test_every_alias_leads_to_a_key_that_exists() -> None:
+    keys = known_keys()
+    for target in {*ALIASES.values(), *CLUSTER_ALIASES.values()}:
+        assert target in keys or target.startswith("spark.properties.spark.")
+        assert translate(target, keys) == target
+    assert Config.model_validate({}) == Config()

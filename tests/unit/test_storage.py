@@ -1,0 +1,87 @@
+"""Folders on disk and elsewhere behave the same, and a write is all or nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sparklm.errors import UserError
+from sparklm.storage import Folder, split_address, split_url
+
+
+@pytest.fixture(params=["file", "memory"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
+    return Folder(str(tmp_path / "place")) if request.param == "file" else Folder(f"memory://{tmp_path.name}")
+
+
+def test_what_is_written_is_read_back(folder: Folder) -> None:
+    folder.write_bytes("a/b.bin", b"\0\1")
+    folder.write_json("c.json", {"é": [1, None]})
+    assert folder.read_bytes("a/b.bin") == b"\0\1"
+    assert folder.read_json("c.json") == {"é": [1, None]}
+    assert folder.names() == ["a", "c.json"]
+    assert (folder / "a").names() == ["b.bin"]
+
+
+def test_a_missing_folder_is_empty_and_a_missing_file_is_an_error(folder: Folder) -> None:
+    assert folder.names() == []
+    assert not folder.exists("x")
+    with pytest.raises(FileNotFoundError):
+        folder.read_bytes("x")
+
+
+def test_removing_takes_a_file_or_everything_and_may_be_repeated(folder: Folder) -> None:
+    folder.write_text("a", "1")
+    folder.write_text("b/c", "2")
+    folder.remove("a")
+    assert folder.names() == ["b"]
+    folder.remove()
+    folder.remove()
+    assert folder.names() == []
+
+
+def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder(str(tmp_path))
+    folder.write_text("a", "old")
+
+    def no_space(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(OSError, match="No space"):
+        folder.write_text("a", "new")
+    assert folder.read_text("a") == "old"
+    assert folder.names() == ["a"]
+
+
+@pytest.mark.parametrize("name", ["file/below", "folder"])
+def test_a_place_that_cannot_be_written_is_the_users_error(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match="cannot be written: .* choose another place"):
+        Folder(str(tmp_path)).write_text(name, "y")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_damaged_json_is_told_with_its_place(folder: Folder) -> None:
+    folder.write_text("a.json", "{")
+    with pytest.raises(UserError, match=r"a\.json is not valid JSON"):
+        folder.read_json("a.json")
+
+
+def test_protocols_are_told_apart() -> None:
+    assert split_url("s3a://bucket/key") == ("s3", "bucket/key")
+    assert split_url("runs/a") == ("file", "runs/a")
+
+
+def test_an_unknown_protocol_is_the_users_error() -> None:
+    with pytest.raises(UserError, match="gopher"):
+        Folder("gopher://x").exists("y")
+
+
+def test_addresses_split_into_folder_and_name() -> None:
+    assert split_address("s3://bucket/a/model.zip") == (Folder("s3://bucket/a"), "model.zip")
+    assert split_address("model.zip") == (Folder("."), "model.zip")
+    assert split_address("/model.zip") == (Folder("/"), "model.zip")

@@ -1,0 +1,381 @@
+"""Training in one process: it learns, it repeats, it resumes to the bit, and it stops before harm is done."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from sparklm.config import TrainingConfig
+from sparklm.errors import TrainingDivergedError, UserError
+from sparklm.storage import Folder
+from sparklm.text.windows import WindowPlan
+from sparklm.training.checkpoint import CHECKPOINTS, committed_steps, load_tensors, read_commit
+from sparklm.training.fit import should_stop
+from sparklm.training.loop import choose_device
+from sparklm.training.metrics import CpuMeter, EpochRecord, read_metrics
+from sparklm.training.optim import learning_rate
+from sparklm.training.placement import InProcess
+from sparklm.training.run import ProgressFile, execute_round, latest_step, read_run, restored_trainer
+from sparklm.training.strategies import Round, plan_rounds
+from tests.conftest import SENTENCES, SilentWatcher, run_job, tiny_config
+
+THE_21_COLUMNS = [
+    "Epoch",
+    "TimeStamp",
+    "TrainingLoss",
+    "TrainingAccuracy",
+    "ValidationAccuracy",
+    "meanGradientMagnitude",
+    "maxGradientMagnitude",
+    "minGradientMagnitude",
+    "gradientVariance",
+    "LearningRate",
+    "UsedMemoryMB",
+    "TotalMemoryMB",
+    "MaxMemoryMB",
+    "totalShuffleReadBytes",
+    "totalShuffleWriteBytes",
+    "maxTaskDuration",
+    "minTaskDuration",
+    "avgTaskDuration",
+    "failedTaskCount",
+    "processCpuLoad",
+    "systemCpuLoad",
+]
+
+
+class DiesAfter(InProcess):
+    """Stands in for a machine that goes away: it does some rounds, then no more."""
+
+    def __init__(self, rounds: int) -> None:
+        self.left = rounds
+
+    def run_round(self, run, round_, on_step):
+        if self.left == 0:
+            raise ConnectionError("the machine is gone")
+        self.left -= 1
+        return super().run_round(run, round_, on_step)
+
+
+def test_the_model_learns_its_text(corpus_file: Path, tmp_path: Path) -> None:
+    config = tiny_config(corpus_file, "training.epochs=12", "training.learning_rate=1e-2", "model.width=32")
+    watcher = SilentWatcher()
+    result = run_job(config, tmp_path / "run", watcher=watcher)
+    losses = [record.TrainingLoss for record in result.records]
+    assert losses[0] > 3.0
+    assert losses[-1] < 0.8
+    assert result.records[-1].ValidationLoss < 0.8
+    assert result.records[-1].TrainingAccuracy > 0.7
+    assert [record.Epoch for record in watcher.records] == list(range(1, 13))
+    assert watcher.steps == sorted(watcher.steps)
+
+
+def test_the_same_settings_give_the_same_model_and_another_seed_does_not(corpus_file: Path, tmp_path: Path) -> None:
+    models = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        run_job(tiny_config(corpus_file, f"training.seed={seed}"), tmp_path / name)
+        models.append((tmp_path / name / "model.zip").read_bytes())
+    assert models[0] == models[1]
+    assert models[0] != models[2]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_run_cut_off_anywhere_goes_on_to_the_same_bits(corpus_file: Path, tmp_path: Path, dropout: float) -> None:
+    config = tiny_config(corpus_file, f"model.dropout={dropout}")
+    run_job(config, tmp_path / "whole")
+    expected = (tmp_path / "whole" / "model.zip").read_bytes()
+    rounds = len(list(plan_rounds(restored_trainer(Folder(str(tmp_path / "whole")), 0).plan, 7)))
+    assert rounds >= 5
+    for survived in range(rounds):
+        run = tmp_path / f"cut{survived}"
+        with pytest.raises(ConnectionError):
+            run_job(config, run, DiesAfter(survived))
+        watcher = SilentWatcher()
+        run_job(config, run, watcher=watcher)
+        assert (run / "model.zip").read_bytes() == expected, f"cut after round {survived}"
+        assert (watcher.first_step > 0) == (survived > 0)
+        whole, resumed = (read_metrics(Folder(str(folder))) for folder in (tmp_path / "whole", run))
+        assert [(entry.TrainingLoss, entry.Tokens) for entry in whole] == [
+            (entry.TrainingLoss, entry.Tokens) for entry in resumed
+        ]
+
+
+def test_checkpoint_frequency_does_not_change_the_result(corpus_file: Path, tmp_path: Path) -> None:
+    models = set()
+    for every in (1, 5, 1000):
+        run_job(tiny_config(corpus_file, f"training.checkpoint_every_steps={every}"), tmp_path / str(every))
+        models.add((tmp_path / str(every) / "model.zip").read_bytes())
+    assert len(models) == 1
+
+
+def test_a_crash_between_checkpoint_and_record_loses_no_epoch(corpus_file: Path, tmp_path: Path) -> None:
+    config = tiny_config(corpus_file)
+    run = tmp_path / "run"
+    run_job(config, run)
+    before = read_metrics(Folder(str(run)))
+    lines = (run / "metrics.csv").read_text().splitlines(keepends=True)
+    (run / "metrics.csv").write_text("".join(lines[:-1]))
+    run_job(config, run)
+    after = read_metrics(Folder(str(run)))
+    assert [entry.TrainingLoss for entry in after] == [entry.TrainingLoss for entry in before]
+    assert after[-1].processCpuLoad is None
+
+
+def test_a_finished_run_is_not_trained_again(corpus_file: Path, tmp_path: Path) -> None:
+    config = tiny_config(corpus_file)
+    first = run_job(config, tmp_path / "run")
+    again = run_job(config, tmp_path / "run", DiesAfter(0))
+    assert again.sample == first.sample
+    assert len(again.records) == 2
+
+
+def test_another_run_in_the_same_place_is_refused_and_left_as_it_was(corpus_file: Path, finished_run: Path) -> None:
+    before = {path: path.read_bytes() for path in finished_run.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=r"training\.epochs: 2 there, 3 here"):
+        run_job(tiny_config(corpus_file, "training.epochs=3"), finished_run)
+    assert {path: path.read_bytes() for path in finished_run.rglob("*") if path.is_file()} == before
+
+
+def test_a_half_written_checkpoint_does_not_count(corpus_file: Path, tmp_path: Path) -> None:
+    run = Folder(str(tmp_path / "run"))
+    run_job(tiny_config(corpus_file), tmp_path / "run")
+    step = latest_step(run)
+    (run / CHECKPOINTS / "step-99999999").write_bytes("tensors-x.safetensors", b"half")
+    assert latest_step(run) == step
+
+
+def test_a_damaged_checkpoint_is_noticed(corpus_file: Path, tmp_path: Path) -> None:
+    run = Folder(str(tmp_path / "run"))
+    run_job(tiny_config(corpus_file), tmp_path / "run")
+    commit = read_commit(run, latest_step(run))
+    folder = run / CHECKPOINTS / f"step-{commit.step:08d}"
+    folder.write_bytes(commit.file, folder.read_bytes(commit.file)[:-1] + b"\0")
+    folder.write_bytes(commit.file, folder.read_bytes(commit.file)[:-1] + b"\1")
+    with pytest.raises(UserError, match="does not fit its checksum"):
+        load_tensors(run, commit)
+
+
+def test_only_the_newest_checkpoints_and_the_best_are_kept(finished_run: Path) -> None:
+    run = Folder(str(finished_run))
+    steps = committed_steps(run)
+    assert 2 <= len(steps) <= 3
+    assert steps[-1] == latest_step(run) == restored_trainer(run, 0).plan.total_steps
+
+
+def test_metrics_have_the_21_columns_first_and_nothing_made_up_without_spark(finished_run: Path) -> None:
+    with open(finished_run / "metrics.csv", newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0][:21] == THE_21_COLUMNS
+    assert rows[0][21:] == ["ValidationLoss", "Perplexity", "Tokens", "TokensPerSecond", "PythonRssMB"]
+    assert len(rows) == 3
+    for row in rows[1:]:
+        values = dict(zip(rows[0], row, strict=True))
+        for column in THE_21_COLUMNS[10:19]:
+            assert values[column] == "", column
+        assert float(values["Perplexity"]) == pytest.approx(math.exp(float(values["ValidationLoss"])))
+        assert 0 < float(values["processCpuLoad"]) <= 100
+
+
+def test_gradient_figures_and_losses_are_those_of_the_steps(corpus_file: Path, tmp_path: Path) -> None:
+    config = tiny_config(corpus_file, "training.epochs=1", "training.gradient_clip=null")
+    run_job(config, tmp_path / "run")
+    (record,) = read_metrics(Folder(str(tmp_path / "run")))
+    trainer = restored_trainer(Folder(str(tmp_path / "run")), 0)
+    losses, norms, rates = [], [], []
+    original = trainer.optimizer.step
+
+    def observe() -> None:
+        gradients = [parameter.grad.flatten() for parameter in trainer.model.parameters()]
+        norms.append(torch.cat(gradients).double().norm().item())
+        rates.append(trainer.optimizer.param_groups[0]["lr"])
+        original()
+
+    trainer.optimizer.step = observe
+    end = trainer.plan.total_steps
+    trainer.run(Round(replica=0, epoch=0, start=0, stop=end, ends_epoch=False), lambda _, loss: losses.append(loss))
+    assert record.TrainingLoss == pytest.approx(np.mean(losses))
+    assert record.meanGradientMagnitude == pytest.approx(np.mean(norms), rel=1e-5)
+    assert record.maxGradientMagnitude == pytest.approx(max(norms), rel=1e-5)
+    assert record.minGradientMagnitude == pytest.approx(min(norms), rel=1e-5)
+    assert record.gradientVariance == pytest.approx(np.var(norms), rel=1e-3)
+    assert record.LearningRate == rates[-1]
+
+
+def test_nan_stops_training_before_the_update_and_names_step_rate_and_norm(corpus_file: Path, tmp_path: Path) -> None:
+    run_job(tiny_config(corpus_file), tmp_path / "run")
+    trainer = restored_trainer(Folder(str(tmp_path / "run")), 0)
+    with torch.no_grad():
+        trainer.model.model.norm.weight[0] = math.nan
+    before = trainer.model.model.embed_tokens.weight.clone()
+    with pytest.raises(
+        TrainingDivergedError, match=r"step 0: loss nan, gradient norm nan, learning rate .* last checkpoint is good"
+    ):
+        trainer.run(Round(replica=0, epoch=0, start=0, stop=1, ends_epoch=False))
+    assert torch.equal(trainer.model.model.embed_tokens.weight, before)
+
+
+def test_a_round_repeated_gives_the_same_weights(corpus_file: Path, tmp_path: Path) -> None:
+    config = tiny_config(corpus_file)
+    with pytest.raises(ConnectionError):
+        run_job(config, tmp_path / "run", DiesAfter(0))
+    run = Folder(str(tmp_path / "run"))
+    first_round = next(plan_rounds(restored_trainer(run, 0).plan, 7))
+    tensors = [load_tensors(run, execute_round(run.url, first_round)) for _ in range(2)]
+    assert tensors[0].keys() == tensors[1].keys()
+    assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
+
+
+def test_early_stopping_keeps_the_best_weights(tmp_path: Path) -> None:
+    # The better the model knows the letters, the less it expects the digits at the end.
+    (tmp_path / "a.txt").write_text(SENTENCES * 20 + "3141592653589793" * 12)  # the tail
+    config = tiny_config(
+        tmp_path / "a.txt", "training.epochs=9", "training.early_stopping_patience=2", "training.learning_rate=1e-2"
+    )
+    watcher = SilentWatcher()
+    result = run_job(config, tmp_path / "run", watcher=watcher)
+    losses = [record.ValidationLoss for record in result.records]
+    best = losses.index(min(losses))
+    assert len(losses) < 9, losses
+    assert len(losses) - 1 - best == 2
+    assert any("stopped early" in note for note in watcher.notes)
+    run = Folder(str(tmp_path / "run"))
+    plan = restored_trainer(run, 0).plan
+    trainer = restored_trainer(run, plan.epoch_end(best))
+    from sparklm.inference.model_zip import load_model
+
+    packed = load_model(str(tmp_path / "run")).model.state_dict()
+    assert all(torch.equal(packed[name], tensor) for name, tensor in trainer.model.state_dict().items())
+    assert len(run_job(config, tmp_path / "run", DiesAfter(0)).records) == len(losses)
+
+
+def _records(*losses: float | None) -> list[EpochRecord]:
+    fields = dict.fromkeys(EpochRecord.model_fields, 0)
+    return [EpochRecord.model_validate(fields | {"ValidationLoss": loss}) for loss in losses]
+
+
+def test_stopping_looks_at_the_epochs_since_the_best() -> None:
+    assert not should_stop(_records(3, 2, 1), 1)
+    assert should_stop(_records(1, 2, 3), 2)
+    assert not should_stop(_records(1, 2, 3), 3)
+    assert not should_stop(_records(1, 2, 3), None)
+    assert not should_stop(_records(None, None), 1)
+
+
+def test_the_learning_rate_rises_then_falls_to_its_floor() -> None:
+    training = TrainingConfig(learning_rate=1.0, warmup_fraction=0.1, final_learning_rate_fraction=0.2)
+    rates = [learning_rate(step, 100, training) for step in range(100)]
+    assert rates[:10] == pytest.approx([0.1 * step for step in range(1, 11)])
+    assert rates[9:] == sorted(rates[9:], reverse=True)
+    assert rates[-1] == pytest.approx(0.2)
+    assert learning_rate(0, 1, TrainingConfig()) > 0
+
+
+@pytest.mark.parametrize("every", [1, 3, 100])
+def test_rounds_cover_every_step_once_and_a_resumed_cut_agrees(every: int) -> None:
+    plan = WindowPlan(num_windows=37, batch_size=4, num_replicas=1, epochs=3, seed=0)
+    rounds = list(plan_rounds(plan, every))
+    assert [step for r in rounds for step in range(r.start, r.stop)] == list(range(plan.total_steps))
+    assert [r.epoch for r in rounds if r.ends_epoch] == [0, 1, 2]
+    for number, round_ in enumerate(rounds):
+        assert list(plan_rounds(plan, every, round_.start)) == rounds[number:]
+
+
+def test_a_batch_larger_than_the_corpus_shrinks_to_it(corpus_file: Path, tmp_path: Path) -> None:
+    config = tiny_config(corpus_file, "training.batch_size=100000")
+    result = run_job(config, tmp_path / "run")
+    assert len(result.records) == 2
+    assert latest_step(Folder(str(tmp_path / "run"))) == 2
+
+
+def test_training_without_validation_leaves_those_figures_empty(corpus_file: Path, tmp_path: Path) -> None:
+    result = run_job(tiny_config(corpus_file, "data.validation_fraction=0"), tmp_path / "run")
+    assert result.records[-1].ValidationLoss is None
+    assert result.records[-1].ValidationAccuracy is None
+
+
+@pytest.mark.parametrize(("size", "settings"), [(15, ()), (25, ()), (16, ("data.validation_fraction=0",))])
+def test_too_short_a_corpus_is_refused_with_the_numbers_and_leaves_nothing(tmp_path: Path, size: int, settings) -> None:
+    (tmp_path / "a.txt").write_text("x" * (size - 1))  # and one end-of-text token
+    with pytest.raises(UserError, match=rf"it has {size} tokens .* at least 17"):
+        run_job(tiny_config(tmp_path / "a.txt", *settings), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_prepared_dataset_can_be_the_corpus(finished_run: Path, tmp_path: Path) -> None:
+    run_job(tiny_config(finished_run / "dataset"), tmp_path / "run")
+    assert (tmp_path / "run" / "model.zip").read_bytes() == (finished_run / "model.zip").read_bytes()
+    assert not (tmp_path / "run" / "dataset").exists()
+
+
+def test_a_run_can_be_moved(corpus_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConnectionError):
+        run_job(tiny_config(corpus_file), tmp_path / "here", DiesAfter(1))
+    (tmp_path / "here").rename(tmp_path / "there")
+    run_job(tiny_config(corpus_file), tmp_path / "there")
+    assert (tmp_path / "there" / "model.zip").exists()
+
+
+def test_copies_go_where_the_config_says(corpus_file: Path, tmp_path: Path) -> None:
+    outputs = {"model": "m/x.zip", "metrics": "c/y.csv", "statistics": "s.txt", "text": "t.txt"}
+    config = tiny_config(corpus_file, *(f"output.{key}={tmp_path / name}" for key, name in outputs.items()))
+    result = run_job(config, tmp_path / "run")
+    originals = {"model": "model.zip", "metrics": "metrics.csv", "statistics": "stats.txt", "text": "sample.txt"}
+    for key, name in outputs.items():
+        assert (tmp_path / name).read_bytes() == (tmp_path / "run" / originals[key]).read_bytes()
+        assert str(tmp_path / name) in result.files
+
+
+def test_a_run_on_another_file_system_gives_the_same_model(
+    corpus_file: Path, finished_run: Path, tmp_path: Path
+) -> None:
+    from sparklm import job
+
+    remote = Folder(f"memory://{tmp_path.name}/run")
+    job.train(tiny_config(corpus_file), remote, InProcess(), SilentWatcher())
+    assert remote.read_bytes("model.zip") == (finished_run / "model.zip").read_bytes()
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path))
+    with pytest.raises(UserError, match="is not a run"):
+        read_run(folder)
+    folder.write_json("config.json", {"format": "other"})
+    with pytest.raises(UserError, match="format 'other'"):
+        read_run(folder)
+    folder.write_json("config.json", {"format": "sparklm run 1"})
+    with pytest.raises(UserError, match="is damaged"):
+        read_run(folder)
+
+
+def test_progress_is_written_at_most_once_a_second(tmp_path: Path) -> None:
+    now = 100.0
+    progress = ProgressFile(Folder(str(tmp_path)), clock=lambda: now)
+    assert progress.read() is None
+    progress.write(1, 3.0)
+    progress.write(2, 2.0)
+    assert progress.read() == (1, 3.0)
+    now = 101.5
+    progress.write(3, 1.0)
+    assert progress.read() == (3, 1.0)
+
+
+def test_cpu_load_is_that_of_the_process() -> None:
+    meter = CpuMeter()
+    own = psutil.Process().cpu_times()
+    while psutil.Process().cpu_times().user + psutil.Process().cpu_times().system - own.user - own.system < 0.3:
+        sum(range(10_000))
+    process, system = meter.read()
+    cores = psutil.cpu_count()
+    assert 20 / cores < process <= 100
+    assert 0 < system <= 100
+
+
+def test_the_device_is_what_was_asked_for() -> None:
+    assert choose_device("cpu").type == "cpu"
+    assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
