@@ -52,12 +52,13 @@ class ConsoleWatcher:
 
     def stage(self, text: str) -> None:
         """Announce a stage."""
-        self._print(f"[bold]{text}[/bold]")
+        if not self._quiet:
+            self._progress.console.print(text, style="bold", highlight=False, markup=False, soft_wrap=True)
 
     def note(self, text: str) -> None:
         """Say something the user should know."""
         if not self._quiet:
-            self._progress.console.print(f"  {text}", highlight=False, markup=False)
+            self._progress.console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)
 
     def training_starts(self, step: int, plan: WindowPlan) -> None:
         """Put up the bar."""
@@ -94,7 +95,3 @@ class ConsoleWatcher:
             f"epoch {record.Epoch}: loss {record.TrainingLoss:.3f}{validation}, "
             f"{record.TokensPerSecond:,.0f} tokens/s, {record.TimeStamp / 1000:.1f} s"
         )
-
-    def _print(self, text: str) -> None:
-        if not self._quiet:
-            self._progress.console.print(text, highlight=False)

@@ -232,6 +232,7 @@ def test_the_lstm_systems_file_is_understood_as_it_is(tmp_path: Path) -> None:
     assert "spark.local.dir = 'hdfs://localhost:9000/spark/tmp' is not used" in about
     assert "spark.jars" in about
     assert "metrics.similarity_threshold is not used" in about
+    assert "model.lstmLayerSize is taken as the width of the gpt decoder" in about
 
 
 def test_the_dense_systems_paths_are_honoured(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path: Path, mon
 def test_a_place_that_cannot_be_written_is_the_users_error(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(UserError, match="cannot be written: .* choose another place"):
+    with pytest.raises(UserError, match=r"cannot be written: .* choose another place"):
         Folder(str(tmp_path)).write_text(name, "y")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 

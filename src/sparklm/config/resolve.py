@@ -96,7 +96,10 @@ def unused_settings(config: Config, provenance: Mapping[str, str]) -> list[str]:
     }
     if config.model.embedding_size not in (None, config.model.width):
         reasons["model.embedding_size"] = f"gpt embeds tokens at its width, {config.model.width}"
-    return [f"{key} is not used: {reason}" for key, reason in reasons.items() if key in provenance]
+    notes = [f"{key} is not used: {reason}" for key, reason in reasons.items() if key in provenance]
+    if provenance.get("model.width", "").endswith("lstmLayerSize"):
+        notes.append(f"model.lstmLayerSize is taken as the width of the {config.model.architecture} decoder")
+    return notes
 
 
 def _merge(layers: Sequence[_Layer], problems: list[str]) -> tuple[dict[str, object], dict[str, str], list[str]]:

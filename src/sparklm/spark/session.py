@@ -24,6 +24,8 @@ _WITHOUT_JAVA = "Or run without Spark: --master none needs no Java"
 _QUIET_LOGGING = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
+logger.repl.name = org.apache.spark.api.python.PythonGatewayServer
+logger.repl.level = error
 appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
@@ -88,7 +90,6 @@ def check_master(master: str) -> None:
 def _default_properties(master: str) -> dict[str, str]:
     properties = {
         "spark.ui.showConsoleProgress": "false",  # sparklm shows its own
-        "spark.log.level": "ERROR",
     }
     if master.startswith("local"):
         # One machine: listen on loopback alone, the user interface included.

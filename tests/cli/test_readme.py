@@ -1,0 +1,70 @@
+"""The README's commands, typed as they stand there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import SENTENCES
+
+ROOT = Path(__file__).parents[2]
+
+
+def commands(text: str) -> list[str]:
+    """Every line of every `sh` block."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.strip()]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+def test_every_command_in_the_readme_works(tmp_path: Path) -> None:
+    if shutil.which("java") is None:
+        pytest.skip("no Java on this machine")
+    (tmp_path / "mybook.txt").write_text(f"It was the best of times. {SENTENCES}" * 60)
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    outputs = {}
+    for command in commands((ROOT / "README.md").read_text()):
+        # `make run` belongs to the checkout; its run goes to the test's own folder.
+        is_make = command.startswith("make ")
+        result = subprocess.run(
+            command,
+            shell=True,
+            cwd=ROOT if is_make else tmp_path,
+            env=environment | ({"ARGS": f"--run {tmp_path}/runs/first"} if is_make else {}),
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
+        assert "Traceback" not in result.stderr, command
+        outputs[command] = result.stdout
+    assert len(outputs) >= 9
+    assert outputs["make run"].count("validation loss") == 1
+    assert (tmp_path / "runs" / "first" / "model.zip").exists()
+    assert "It was" in next(text for command, text in outputs.items() if "generate" in command)
+
+
+def test_every_file_that_the_documents_point_at_exists() -> None:
+    for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md"):
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text()):
+            if "://" not in target:
+                assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_every_preset_and_command_is_in_the_documents() -> None:
+    from sparklm.config.presets import PRESETS
+    from sparklm.config.seeds import ALIASES, CLUSTER_ALIASES
+
+    text = "".join(path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+    for name in (*PRESETS, "generate", "predict", "evaluate", "report", "prepare", "config"):
+        assert name in text
+    for key in (*ALIASES, *CLUSTER_ALIASES):
+        assert key.rpartition(".")[2] in text, key
