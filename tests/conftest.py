@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,9 +77,14 @@ def tiny_config(corpus: Path | None, *more: str) -> Config:
 
 
 def run_job(
-    config: Config, run: Path, placement: Placement | None = None, watcher: SilentWatcher | None = None
+    config: Config,
+    run: Path,
+    placement: Placement | None = None,
+    watcher: SilentWatcher | None = None,
+    keep_text: bool = False,
 ) -> JobResult:
-    return job.train(config, Folder(str(run)), placement or InProcess(), watcher or SilentWatcher())
+    folder = Folder(str(run))
+    return job.train(config, folder, placement or InProcess(), watcher or SilentWatcher(), keep_text=keep_text)
 
 
 @pytest.fixture(scope="session")
@@ -100,11 +105,6 @@ def on_spark() -> Iterator[OnSpark]:
     placement = OnSpark(SparkConfig(master="local[2]", properties={"spark.ui.enabled": "false"}))
     yield placement
     placement.stop()
-
-
-def only(values: Sequence[Path]) -> Path:
-    (value,) = values
-    return value
 
 
 class DiesAfterOnSpark:

@@ -7,6 +7,7 @@ else. Heavy imports happen inside the commands, so that `sparklm --help` answers
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from dataclasses import asdict
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparklm import __version__
-from sparklm.errors import TrainingDivergedError, UserError
+from sparklm.errors import JobError, UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -84,16 +85,11 @@ def train(
     from sparklm.progress import ConsoleWatcher
     from sparklm.storage import Folder
 
-    flags = {"data.corpus": corpus, "spark.master": master, "output.run": run}
-    console = _console()
-    if resume:
-        resolved, notes = _resumed_config(run, flags, config, assignments, preset)
-    else:
-        resolution = _resolve(preset, config, assignments, flags)
-        resolved, notes = resolution.config, list(resolution.notes)
+    resolution = _resolve_run(run, resume, preset, config, assignments, {"data.corpus": corpus, "spark.master": master})
+    resolved = resolution.config
     folder = Folder(resolved.output.run or _new_run_name())
-    with ConsoleWatcher(console, quiet) as watcher:
-        for note in notes:
+    with ConsoleWatcher(_console(), quiet) as watcher:
+        for note in resolution.notes:
             watcher.note(f"note: {note}")
         if resolved.spark.master != "none":
             watcher.stage(f"Starting Spark {resolved.spark.master}")
@@ -101,14 +97,17 @@ def train(
         try:
             from sparklm import job
 
-            result = job.train(resolved, folder, placement, watcher)
+            result = job.train(resolved, folder, placement, watcher, keep_text=resume)
+        except KeyboardInterrupt:
+            watcher.note(f"interrupted; go on with: sparklm train --run {folder} --resume")
+            raise
         finally:
-            _stop(placement)
-    last = result.records[-1]
+            placement.stop()
+    record = result.model_record
     print(f"\n{result.sample}\n")
-    if last.ValidationLoss is not None:
-        print(f"validation loss {last.ValidationLoss:.4f}, perplexity {last.Perplexity:.2f}")
-    print(f"training loss {last.TrainingLoss:.4f}, {len(result.records)} epochs, {result.training_seconds:.1f} s")
+    if record.ValidationLoss is not None:
+        print(f"validation loss {record.ValidationLoss:.4f}, perplexity {record.Perplexity:.2f}")
+    print(f"training loss {record.TrainingLoss:.4f}, {len(result.records)} epochs, {result.training_seconds:.1f} s")
     print("\n".join(f"  {file}" for file in result.files))
     print(f'try: sparklm generate {folder} "Once upon a time"')
 
@@ -132,7 +131,7 @@ def prepare(
     try:
         manifest = prepare_dataset(resolution.config.data, Folder(out), placement.encode_shards)
     finally:
-        _stop(placement)
+        placement.stop()
     print("\n".join([*describe_counts(manifest), f"  {Folder(out).address('manifest.json')}"]))
 
 
@@ -154,10 +153,10 @@ def generate(
     from sparklm.inference.generate import Sampling, generate_text
     from sparklm.inference.model_zip import load_model
 
-    trained = load_model(model)
-    tokens = _encode(trained, prompt)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    print(generate_text(trained, tokens, max_new_tokens, sampling))
+    generated = generate_text(load_model(model), prompt, max_new_tokens, sampling)
+    _tell(generated.note)
+    print(generated.text)
 
 
 @app.command()
@@ -168,18 +167,20 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """List the likeliest next tokens with their scores."""
-    from sparklm.inference.generate import predict_next
+    from sparklm.inference.generate import encode_prompt, predict_next
     from sparklm.inference.model_zip import load_model
 
     trained = load_model(model)
-    candidates = predict_next(trained, _encode(trained, context), top)
+    tokens, note = encode_prompt(trained, context)
+    _tell(note)
+    candidates = predict_next(trained, tokens, top)
     if as_json:
         print(json.dumps([asdict(candidate) for candidate in candidates], ensure_ascii=False))
         return
     print(f"{'rank':>4}  {'id':>6}  {'score':>8}  token")
     for rank, candidate in enumerate(candidates, start=1):
         token = json.dumps(candidate.text, ensure_ascii=False)
-        print(f"{rank:>4}  {candidate.token_id:>6}  {candidate.score:>8.6f}  {token}")
+        print(f"{rank:>4}  {candidate.token_id:>6}  {math.floor(candidate.score * 1e6) / 1e6:>8.6f}  {token}")
 
 
 @app.command()
@@ -257,12 +258,9 @@ def main() -> None:
     except UserError as error:
         print(f"sparklm: {error}", file=sys.stderr)
         sys.exit(2)
-    except TrainingDivergedError as error:
-        print(f"sparklm: training stopped: {error}", file=sys.stderr)
+    except JobError as error:
+        print(f"sparklm: {error}", file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt:
-        print("sparklm: interrupted; run the same command again to go on from the last checkpoint", file=sys.stderr)
-        sys.exit(130)
 
 
 def _console() -> Console:
@@ -279,28 +277,31 @@ def _resolve(
     return resolve(preset=preset, config_file=config, assignments=assignments or (), flags=flags)
 
 
-def _resumed_config(
+def _resolve_run(
     run: str | None,
-    flags: dict[str, str | None],
+    resume: bool,
+    preset: str | None,
     config: str | None,
     assignments: list[str] | None,
-    preset: str | None,
-) -> tuple[Config, list[str]]:
-    """Take a run's own settings, but for where it is placed now."""
+    flags: dict[str, str | None],
+) -> Resolution:
+    """Resolve the settings of a run: a new one's, or, to resume, its own with what may change on top."""
+    from sparklm.config.resolve import resolve
     from sparklm.storage import Folder
-    from sparklm.training.run import check_same_run, read_run
+    from sparklm.training.run import read_run
 
-    if run is None:
-        raise UserError("--resume needs --run DIR: which run to go on with")
-    record = read_run(Folder(run))
-    if config or assignments or preset or flags["data.corpus"]:
-        resolution = _resolve(preset, config, assignments, flags)
-        check_same_run(Folder(run), resolution.config)
-        return resolution.config, list(resolution.notes)
-    placed = {name: value for name, value in (("master", flags["spark.master"]),) if value is not None}
-    spark = record.config.spark.model_copy(update=placed)
-    output = record.config.output.model_copy(update={"run": run})
-    return record.config.model_copy(update={"spark": spark, "output": output}), []
+    base = None
+    if resume:
+        if run is None:
+            raise UserError("--resume needs --run DIR: which run to go on with")
+        base = (f"run {run}", read_run(Folder(run)).config)
+    return resolve(
+        base=base,
+        preset=preset,
+        config_file=config,
+        assignments=assignments or (),
+        flags={**flags, "output.run": run},
+    )
 
 
 def _new_run_name() -> str:
@@ -313,8 +314,10 @@ def _new_run_name() -> str:
 
 def _placement(config: Config) -> Placement:
     if config.spark.master == "none":
+        from sparklm.training.loop import choose_device
         from sparklm.training.placement import InProcess
 
+        choose_device(config.training.device)
         return InProcess()
     from sparklm.spark.session import check_java, check_master
 
@@ -325,22 +328,6 @@ def _placement(config: Config) -> Placement:
     return OnSpark(config.spark)
 
 
-def _stop(placement: Placement) -> None:
-    stop = getattr(placement, "stop", None)
-    if stop is not None:
-        stop()
-
-
-def _encode(trained: object, prompt: str) -> list[int]:
-    from sparklm.inference.generate import encode_prompt
-    from sparklm.inference.model_zip import TrainedModel
-
-    assert isinstance(trained, TrainedModel)
-    tokens, cut = encode_prompt(trained, prompt)
-    if cut:
-        print(
-            f"sparklm: the prompt is {cut} tokens longer than the context of {trained.model.shape.context_length}; "
-            "its beginning is left out",
-            file=sys.stderr,
-        )
-    return tokens
+def _tell(note: str | None) -> None:
+    if note is not None:
+        print(f"sparklm: {note}", file=sys.stderr)

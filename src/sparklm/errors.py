@@ -1,12 +1,16 @@
-"""The exceptions that people are meant to read."""
+"""The exceptions that people are meant to read: one message, no traceback."""
 
 
 class UserError(Exception):
-    """What the user gave cannot be used: shown as one message without a traceback, exit code 2.
+    """What the user gave cannot be used: exit code 2.
 
     The message says what is wrong, which value was given, and what to do next.
     """
 
 
-class TrainingDivergedError(Exception):
-    """The loss is no longer a number: shown as one message, exit code 1; the last checkpoint is still good."""
+class JobError(Exception):
+    """The job cannot go on, though the input was right: exit code 1."""
+
+
+class TrainingDivergedError(JobError):
+    """The loss or a weight is no longer a number; the last checkpoint is still good."""

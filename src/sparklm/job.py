@@ -16,16 +16,17 @@ from typing import Protocol
 from sparklm import __version__
 from sparklm.config import Config
 from sparklm.errors import UserError
-from sparklm.inference.generate import Sampling, encode_prompt, generate_text
+from sparklm.inference.generate import Sampling, generate_text
 from sparklm.inference.model_zip import TrainedModel, load_model, pack_model
-from sparklm.models.gpt import Gpt
+from sparklm.models.gpt import GptShape
 from sparklm.storage import Folder, split_address
-from sparklm.text.prepare import prepare
+from sparklm.text.prepare import corpus_address, is_unchanged, prepare
 from sparklm.text.shards import Dataset, Manifest, is_dataset, read_manifest
+from sparklm.training.checkpoint import load_tensors, read_commit
 from sparklm.training.fit import FitResult, Watcher, fit
 from sparklm.training.metrics import METRICS, EpochRecord
 from sparklm.training.placement import Placement
-from sparklm.training.run import CONFIG, RunRecord, check_same_run, make_plan, open_or_create_run, restored_trainer
+from sparklm.training.run import CONFIG, RunRecord, check_same_run, create_run, make_plan
 
 MODEL, SAMPLE_TEXT, STATS_JSON, STATS_TEXT = "model.zip", "sample.txt", "stats.json", "stats.txt"
 
@@ -45,56 +46,83 @@ class JobResult:
     """What the job made."""
 
     records: Sequence[EpochRecord]
+    model_record: EpochRecord
     sample: str
     training_seconds: float
     files: Sequence[str]
 
 
-def train(config: Config, run: Folder, placement: Placement, watcher: JobWatcher) -> JobResult:
-    """Run every stage that is still to do."""
+def train(
+    config: Config, run: Folder, placement: Placement, watcher: JobWatcher, *, keep_text: bool = False
+) -> JobResult:
+    """Run every stage that is still to do.
+
+    A run that has begun goes on with the tokens it began with. If the text has changed since, that is refused, unless
+    `keep_text` says that the old text is meant.
+    """
     began = time.monotonic()
+    _check_outputs(config)
     if run.exists(CONFIG):
-        check_same_run(run, config)
-    dataset, manifest = _prepare_stage(config, run, placement, watcher)
+        record, manifest = _reopen(config, run, keep_text)
+    else:
+        record, manifest = _begin(config, run, placement, watcher)
     prepared = time.monotonic()
     plan = make_plan(config, manifest)
-    record = open_or_create_run(run, config, dataset, _threads(config, placement))
-    _announce(record, plan.total_steps, placement, watcher)
+    threads = "1 thread" if record.threads == 1 else f"{record.threads} threads"
+    watcher.stage(f"Training in {placement.description}, {plan.total_steps} steps, {threads}")
     result = fit(run, record, plan, placement, watcher)
     trained_at = time.monotonic()
     if result.stopped_early:
         watcher.note(f"stopped early after epoch {len(result.records)}: validation no longer improves")
     watcher.stage("Writing the model")
-    trained = _write_model(run, result)
-    sample = _write_sample(run, config, trained, record.dataset_folder(run))
+    dataset = Dataset(record.dataset_folder(run))
+    trained = _write_model(run, config, dataset, result)
+    sample = _write_sample(run, config, trained, dataset, watcher)
     seconds = {"prepare": prepared - began, "train": trained_at - prepared, "finish": time.monotonic() - trained_at}
-    _write_statistics(run, record, manifest, result, placement, seconds)
+    if result.did_steps or not run.exists(STATS_JSON):
+        _write_statistics(run, record, manifest, result, placement, seconds)
     return JobResult(
         records=result.records,
+        model_record=result.model_record,
         sample=sample,
         training_seconds=seconds["train"],
         files=_copy_outputs(run, config),
     )
 
 
-def _prepare_stage(config: Config, run: Folder, placement: Placement, watcher: JobWatcher) -> tuple[str, Manifest]:
-    """Find or make the dataset; a new run folder is taken away again when the text is no good."""
+def _reopen(config: Config, run: Folder, keep_text: bool) -> tuple[RunRecord, Manifest]:
+    """Go on with a run: its own dataset is all the text it needs."""
+    record = check_same_run(run, config)
+    manifest = record.read_manifest(run)
+    has_own_dataset = record.dataset == "dataset"
+    if has_own_dataset and not keep_text and not is_unchanged(config.data, manifest):
+        raise UserError(
+            f"the text of {corpus_address(config.data)} has changed since {run} began; choose another --run to train "
+            "on the new text, or add --resume to go on with the old"
+        )
+    return record, manifest
+
+
+def _begin(config: Config, run: Folder, placement: Placement, watcher: JobWatcher) -> tuple[RunRecord, Manifest]:
+    """Find or make the dataset and fix the settings; a new run folder is taken away again when the text is no good."""
     corpus = config.data.corpus
-    if corpus is not None and is_dataset(corpus):
-        folder = Folder(corpus).absolute()
-        return folder.url, read_manifest(folder)
     is_new = not run.exists()
-    watcher.stage("Preparing the text")
     try:
-        manifest = prepare(config.data, run / "dataset", placement.encode_shards)
+        if corpus is not None and is_dataset(corpus):
+            folder = Folder(corpus).absolute()
+            dataset, manifest = folder.url, read_manifest(folder)
+            watcher.note(f"using the dataset {corpus} with its own tokenizer and split")
+        else:
+            watcher.stage("Preparing the text")
+            dataset, manifest = "dataset", prepare(config.data, run / "dataset", placement.encode_shards)
+        for note in describe_counts(manifest):
+            watcher.note(note)
         make_plan(config, manifest)
+        return create_run(run, config, dataset, manifest, _threads(config, placement)), manifest
     except UserError:
         if is_new:
             run.remove()
         raise
-    for note in describe_counts(manifest):
-        watcher.note(note)
-    return "dataset", manifest
 
 
 def describe_counts(manifest: Manifest) -> list[str]:
@@ -125,30 +153,25 @@ def _threads(config: Config, placement: Placement) -> int:
     )
 
 
-def _announce(record: RunRecord, total_steps: int, placement: Placement, watcher: JobWatcher) -> None:
-    threads = "1 thread" if record.threads == 1 else f"{record.threads} threads"
-    watcher.stage(f"Training in {placement.description}, {total_steps} steps, {threads}")
-
-
-def _write_model(run: Folder, result: FitResult) -> TrainedModel:
-    trainer = restored_trainer(run, result.model_step)
-    assert isinstance(trainer.model, Gpt)
-    run.write_bytes(MODEL, pack_model(trainer.model.shape, trainer.model.state_dict(), trainer.dataset.tokenizer))
+def _write_model(run: Folder, config: Config, dataset: Dataset, result: FitResult) -> TrainedModel:
+    tensors = load_tensors(run, read_commit(run, result.model_step))
+    weights = {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
+    shape = GptShape.from_config(config, dataset.manifest.vocab_size)
+    run.write_bytes(MODEL, pack_model(shape, weights, dataset.tokenizer))
     return load_model(run.address(MODEL))
 
 
-def _write_sample(run: Folder, config: Config, trained: TrainedModel, dataset_folder: Folder) -> str:
+def _write_sample(run: Folder, config: Config, trained: TrainedModel, dataset: Dataset, watcher: JobWatcher) -> str:
     generation = config.generation
-    if generation.prompt is not None:
-        prompt, _ = encode_prompt(trained, generation.prompt)
-    else:
-        prompt = _opening(Dataset(dataset_folder))
+    prompt = generation.prompt if generation.prompt is not None else dataset.tokenizer.decode(_opening(dataset))
     sampling = Sampling(
         temperature=generation.temperature, top_k=generation.top_k, top_p=generation.top_p, seed=generation.seed
     )
-    sample = generate_text(trained, prompt, generation.max_new_tokens, sampling)
-    run.write_text(SAMPLE_TEXT, sample + "\n")
-    return sample
+    generated = generate_text(trained, prompt, generation.max_new_tokens, sampling)
+    if generated.note is not None:
+        watcher.note(generated.note)
+    run.write_text(SAMPLE_TEXT, generated.text + "\n")
+    return generated.text
 
 
 def _opening(dataset: Dataset, length: int = 8, search: int = 4096) -> list[int]:
@@ -174,7 +197,7 @@ def _write_statistics(
 ) -> None:
     import torch
 
-    last = result.records[-1]
+    last = result.model_record
     shuffles = [(entry.totalShuffleReadBytes, entry.totalShuffleWriteBytes) for entry in result.records]
     known = [(read, written) for read, written in shuffles if read is not None and written is not None]
     facts: dict[str, object] = {
@@ -186,8 +209,9 @@ def _write_statistics(
         "epochs": len(result.records),
         "stopped early": result.stopped_early,
         "training tokens seen": sum(entry.Tokens for entry in result.records),
-        "final training loss": last.TrainingLoss,
-        "final validation loss": last.ValidationLoss,
+        "the model's epoch": last.Epoch,
+        "training loss": last.TrainingLoss,
+        "validation loss": last.ValidationLoss,
         "documents": manifest.counts.documents,
         "text bytes": manifest.counts.text_bytes,
         "dataset tokens": {split: manifest.num_tokens(split) for split in manifest.splits},
@@ -211,18 +235,33 @@ def _statistics_lines(facts: dict[str, object]) -> list[str]:
     return lines
 
 
-def _copy_outputs(run: Folder, config: Config) -> list[str]:
-    """Copy results to the places that the config names; list every file that is worth looking at."""
-    files = [run.address(name) for name in (MODEL, METRICS, STATS_TEXT, SAMPLE_TEXT, CONFIG)]
+def _output_targets(config: Config) -> list[tuple[str, Folder, str]]:
+    """List the copies that the config asks for: what, into which folder, under which name."""
     output = config.output
-    for name, target in (
+    targets = []
+    for name, address in (
         (MODEL, output.model),
         (METRICS, output.metrics),
         (STATS_TEXT, output.statistics),
         (SAMPLE_TEXT, output.text),
     ):
-        if target is not None:
-            folder, file = split_address(target)
-            folder.write_bytes(file, run.read_bytes(name))
-            files.append(target)
+        if address is not None:
+            local = Folder(address).local_path()
+            is_folder = address.endswith("/") or (local is not None and local.is_dir())
+            targets.append((name, Folder(address), name) if is_folder else (name, *split_address(address)))
+    return targets
+
+
+def _check_outputs(config: Config) -> None:
+    """Find out before training, not after it, that a copy cannot be written."""
+    for _, folder, _ in _output_targets(config):
+        folder.check_writable()
+
+
+def _copy_outputs(run: Folder, config: Config) -> list[str]:
+    """Copy results to the places that the config names; list every file that is worth looking at."""
+    files = [run.address(name) for name in (MODEL, METRICS, STATS_TEXT, SAMPLE_TEXT, CONFIG)]
+    for name, folder, target in _output_targets(config):
+        folder.write_bytes(target, run.read_bytes(name))
+        files.append(folder.address(target))
     return files

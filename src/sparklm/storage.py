@@ -11,9 +11,12 @@ Costs: one extra rename and, on local disks, two fsyncs per file written.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import shutil
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,18 @@ from typing import Any
 from sparklm.errors import UserError
 
 _RENAMING_PROTOCOLS = ("hdfs", "webhdfs")  # file systems where a visible file may still be growing
-_EXTRA_PACKAGES = {"s3": "sparklm[s3]"}
+_EXTRAS = {"s3": "pip install 'sparklm[s3]'"}
+# What the operating system says about a place that was badly chosen, rather than about a machine in trouble.
+_BAD_PLACE = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENAMETOOLONG,
+    errno.ENOENT,
+}
 
 
 def split_url(url: str) -> tuple[str, str]:
@@ -37,13 +51,15 @@ def open_filesystem(url: str) -> tuple[Any, str]:
     import fsspec.core
 
     protocol, path = split_url(url)
+    if "::" in path:
+        raise UserError(f"{url}: '::' cannot be part of an address")
     try:
         filesystem, path = fsspec.core.url_to_fs(f"{protocol}://{path}")
     except ImportError as error:
-        package = _EXTRA_PACKAGES.get(protocol, protocol)
-        raise UserError(f"{protocol}:// needs a package that is not installed: pip install '{package}'") from error
-    except ValueError as error:
-        raise UserError(f"{protocol}:// is not a file system that sparklm can reach") from error
+        remedy = _EXTRAS.get(protocol, f"install the fsspec package for {protocol}")
+        raise UserError(f"{protocol}:// needs a package that is not installed: {remedy}") from error
+    except (ValueError, OSError) as error:
+        raise UserError(f"{url}: sparklm cannot reach this file system ({error})") from error
     return filesystem, path
 
 
@@ -74,7 +90,7 @@ class Folder:
         protocol, path = split_url(self.url)
         if protocol != "file":
             return None
-        return Path(path, name) if name else Path(path)
+        return Path(os.path.expanduser(path), name)
 
     def absolute(self) -> Folder:
         """Give an address that means the same in any working directory of this machine."""
@@ -85,7 +101,8 @@ class Folder:
         """Read a whole file. Raises FileNotFoundError when it is not there."""
         local = self.local_path(name)
         if local is not None:
-            return local.read_bytes()
+            with _told(local, "read", passing=FileNotFoundError):
+                return local.read_bytes()
         filesystem, path = self._remote(name)
         return bytes(filesystem.cat_file(path))
 
@@ -129,15 +146,30 @@ class Folder:
         """Say whether a file or folder is there."""
         local = self.local_path(name)
         if local is not None:
-            return local.exists()
+            with _told(local, "read"):
+                return local.exists()
         filesystem, path = self._remote(name)
         return bool(filesystem.exists(path))
+
+    def check_writable(self) -> None:
+        """Refuse a local folder in which nothing could be written (elsewhere only a write can tell)."""
+        place = self.absolute().local_path()
+        if place is None:
+            return
+        with _told(place, "written"):
+            while not place.exists() and place != place.parent:
+                place = place.parent
+            if not place.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, f"{place} is not a folder")
+            if not os.access(place, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, f"no permission for {place}")
 
     def names(self) -> list[str]:
         """List the names directly in this folder, sorted; empty when the folder does not exist."""
         local = self.local_path()
         if local is not None:
-            return sorted(os.listdir(local)) if local.is_dir() else []
+            with _told(local, "read"):
+                return sorted(os.listdir(local)) if local.is_dir() else []
         filesystem, path = self._remote("")
         if not filesystem.exists(path):
             return []
@@ -146,6 +178,13 @@ class Folder:
 
     def remove(self, name: str = "") -> None:
         """Delete a file, or this folder and what is in it; nothing happens when it is not there."""
+        local = self.local_path(name)
+        if local is not None:
+            if local.is_dir():
+                shutil.rmtree(local)
+            else:
+                local.unlink(missing_ok=True)
+            return
         filesystem, path = self._remote(name)
         if filesystem.exists(path):
             filesystem.rm(path, recursive=True)
@@ -162,20 +201,30 @@ def split_address(address: str) -> tuple[Folder, str]:
 
 def _write_local(path: Path, data: bytes) -> None:
     temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}.tmp"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        if isinstance(error, (NotADirectoryError, FileExistsError, IsADirectoryError, PermissionError)):
-            raise UserError(f"{path} cannot be written: {error.strerror}; choose another place") from error
-        raise
+    with _told(path, "written"):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
     _sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def _told(path: Path, doing: str, passing: type[OSError] | tuple[()] = ()) -> Iterator[None]:
+    """Turn what the system says of a badly chosen place into the user's error; let the rest through."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, passing) or error.errno not in _BAD_PLACE:
+            raise
+        raise UserError(f"{path} cannot be {doing}: {error.strerror}; choose another place") from error
 
 
 def _sync_directory(path: Path) -> None:

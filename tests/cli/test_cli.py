@@ -123,6 +123,46 @@ def test_a_killed_run_goes_on_with_resume_alone_and_ends_with_the_same_bytes(pla
     assert (place / "cut" / "model.zip").read_bytes() == (place / "whole" / "model.zip").read_bytes()
 
 
+def test_an_interrupted_run_says_how_to_go_on(place: Path) -> None:
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "sparklm",
+            "train",
+            "corpus.txt",
+            "--master",
+            "none",
+            *TINY_FLAGS,
+            "--set",
+            "training.epochs=5000",
+        ],
+        cwd=place,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not list(place.glob("runs/*/checkpoints/step-*/commit.json")):
+        assert time.monotonic() < deadline, "no checkpoint within two minutes"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    (run,) = (place / "runs").iterdir()
+    assert process.returncode == 130
+    assert f"go on with: sparklm train --run runs/{run.name} --resume" in errors
+    assert "Traceback" not in errors
+
+
+def test_resume_takes_what_may_change_on_top_of_the_runs_own_settings(place: Path) -> None:
+    ok("train", "corpus.txt", *NONE, *TINY_FLAGS, cwd=place)
+    printed = ok("train", "--run", "run", "--resume", "--set", "generation.prompt=Pack my", cwd=place)
+    assert "\nPack my" in printed
+    refused = sparklm("train", "--run", "run", "--resume", "--set", "training.epochs=9", cwd=place)
+    assert refused.returncode == 2
+    assert "training.epochs: 2 there, 9 here" in refused.stderr
+
+
 def test_a_run_without_a_name_gets_one_after_the_time(place: Path) -> None:
     ok("train", "corpus.txt", "--master", "none", *TINY_FLAGS, "--set", "training.epochs=1", cwd=place)
     (run,) = (place / "runs").iterdir()
@@ -178,6 +218,9 @@ BAD_INPUT = {
     "prepare nothing": (["prepare", "no.txt", "--out", "run", "--master", "none"], "no such file"),
     "evaluate nothing": (["evaluate", "no.zip", "no.txt"], "no such model"),
     "unknown option": (["train", "--epochs", "3"], "No such option"),
+    "no name": (["train", "", *NONE], "data.corpus = '' .*at least 1 character"),
+    "no GPU": (["train", *NONE, "--set", "training.device=cuda"], "torch finds no GPU here"),
+    "top-p": (["generate", "short.txt", "x", "--top-p", "0"], "top-p 0.0 must be above 0"),
     "bad number": (["predict", "no.zip", "x", "--top", "0"], "--top"),
 }
 
@@ -215,7 +258,7 @@ def test_divergence_is_told_in_one_message_with_exit_code_1(place: Path) -> None
     flags = [*TINY_FLAGS, "--set", "training.learning_rate=1e38", "--set", "training.weight_decay=1"]
     result = sparklm("train", "corpus.txt", *NONE, *flags, cwd=place)
     assert result.returncode == 1
-    assert re.search(r"sparklm: training stopped: step \d+: loss", result.stderr)
+    assert re.search(r"sparklm: step \d+: loss", result.stderr)
     assert "Traceback" not in result.stderr
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import fsspec
@@ -47,6 +48,23 @@ def test_a_folder_gives_its_text_files_in_a_fixed_order(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name)
     assert [source.name for source in list_sources(str(tmp_path))] == ["a.md", "b.txt", "sub/c.txt"]
     assert [source.name for source in list_sources(f"{tmp_path}/*.txt")] == ["b.txt"]
+
+
+def test_a_folder_corpus_leaves_out_hidden_folders_and_what_sparklm_wrote(tmp_path: Path) -> None:
+    for name in ("a.txt", ".venv/b.txt", "runs/r/sample.txt", "runs/r/config.json", "runs/r/model.zip", "notes/c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text("x")
+    assert [source.name for source in list_sources(str(tmp_path))] == ["a.txt", "notes/c.txt"]
+
+
+def test_a_link_to_nowhere_and_a_name_that_is_no_text_are_told(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").symlink_to(tmp_path / "gone")
+    with pytest.raises(UserError, match=r"a\.txt cannot be read: No such file"):
+        list_sources(str(tmp_path))
+    (tmp_path / "a.txt").unlink()
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.txt")).write_text("x")
+    with pytest.raises(UserError, match="is not valid UTF-8; rename"):
+        list_sources(str(tmp_path))
 
 
 def test_text_is_read_from_other_file_systems_too() -> None:

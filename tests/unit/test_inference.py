@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import math
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -95,13 +97,20 @@ def _config(files: dict[str, bytes], **changes: object) -> dict[str, bytes]:
     ("spoil", "message"),
     [
         (lambda files: files | {"config.json": b"{"}, "is not a sparklm model"),
-        (lambda files: files | {"config.json": b"[]"}, "is not a sparklm model|AttributeError"),
+        (lambda files: files | {"config.json": b"[]"}, "is not a sparklm model"),
         (lambda files: _config(files, model_type="llama"), "expected 'qwen3'"),
-        (lambda files: _config(files, hidden_size=10**15), "does not fit the weights"),
+        (lambda files: _config(files, hidden_size=10**6), "does not fit the weights"),
         (lambda files: _config(files, num_hidden_layers=10**9), "does not fit the weights"),
-        (lambda files: _config(files, max_position_embeddings=10**12), "does not fit the weights"),
+        (lambda files: _config(files, max_position_embeddings=2**30), "does not fit the weights"),
         (lambda files: _config(files, vocab_size=100), "does not fit the weights"),
         (lambda files: _config(files, head_dim="x"), "is not a sparklm model"),
+        (lambda files: _config(files, hidden_size=-1), "width is -1"),
+        (lambda files: _config(files, vocab_size=float("inf")), "is not a sparklm model"),
+        (lambda files: _config(files, rope_parameters=[1]), "is not a sparklm model"),
+        (
+            lambda files: files | {"tokenizer.json": files["tokenizer.json"].replace(b"<|endoftext|>", b"<|end|>")},
+            "has no token <|endoftext|>".replace("|", "."),
+        ),
         (lambda files: files | {"model.safetensors": b"\xff" * 64}, "is not a sparklm model"),
         (lambda files: files | {"tokenizer.json": b"{}"}, "is not a Hugging Face tokenizer.json"),
         (
@@ -124,22 +133,33 @@ def test_a_zip_bomb_is_refused_before_it_goes_off(finished_run: Path, tmp_path: 
 
 
 def test_the_same_seed_gives_the_same_text_and_another_does_not(trained: TrainedModel) -> None:
-    prompt, _ = encode_prompt(trained, "The quick")
-    texts = [generate_text(trained, prompt, 40, Sampling(seed=seed, temperature=1.0)) for seed in (1, 1, 2)]
+    texts = [generate_text(trained, "The quick", 40, Sampling(seed=seed, temperature=1.0)).text for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
     assert texts[0].startswith("The quick")
 
 
+def test_a_long_prompt_is_whole_in_the_text_though_the_model_sees_its_end(trained: TrainedModel) -> None:
+    generated = generate_text(trained, "x" * 40, 3, Sampling(temperature=0))
+    assert generated.text.startswith("x" * 40)
+    assert "24 tokens longer than the context of 16" in generated.note
+
+
 def test_generation_goes_on_beyond_the_context(trained: TrainedModel) -> None:
     context_length = trained.model.shape.context_length
-    prompt, cut = encode_prompt(trained, "x" * (context_length + 9))
-    assert (len(prompt), cut) == (context_length, 9)
-    tokens = list(generate_tokens(trained, prompt, 3 * context_length, Sampling(temperature=0)))
-    assert len(tokens) == 3 * context_length or trained.tokenizer.end_of_text not in tokens
+    prompt, note = encode_prompt(trained, "x" * (context_length + 9))
+    assert len(prompt) == context_length
+    assert "9 tokens longer" in note
+    never_ends = copy.deepcopy(trained.model)
+    with torch.no_grad():  # the end of the text scores as the opposite of what follows "x"
+        hidden = never_ends.model(torch.tensor([prompt]), None)[0].mean(0)
+        never_ends.model.embed_tokens.weight[trained.tokenizer.end_of_text] = -1e3 * hidden
+    endless = TrainedModel(model=never_ends, tokenizer=trained.tokenizer)
+    tokens = list(generate_tokens(endless, prompt, 3 * context_length, Sampling(temperature=0)))
+    assert len(tokens) == 3 * context_length
 
 
 def test_an_empty_prompt_begins_a_document(trained: TrainedModel) -> None:
-    assert encode_prompt(trained, "") == ([trained.tokenizer.end_of_text], 0)
+    assert encode_prompt(trained, "") == ([trained.tokenizer.end_of_text], None)
 
 
 def test_without_temperature_the_likeliest_token_is_taken(trained: TrainedModel) -> None:
@@ -161,6 +181,33 @@ def test_top_k_and_top_p_limit_the_choice() -> None:
     assert _drawn(Sampling(temperature=1.0, top_p=0.5)) == {1}
     assert _drawn(Sampling(temperature=1.0, top_p=0.0001)) == {1}
     assert _drawn(Sampling(temperature=1e-9)) == {1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": -1.0}, "temperature -1.0 must be 0 or more"),
+        ({"temperature": math.nan}, "temperature nan"),
+        ({"top_k": 0}, "top-k 0 must be at least 1"),
+        ({"top_p": 0.0}, "top-p 0.0 must be above 0"),
+        ({"seed": 2**64}, "seed 18446744073709551616 must be"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Sampling(**settings)
+
+
+def test_a_prompt_that_is_no_text_is_refused(trained: TrainedModel) -> None:
+    with pytest.raises(UserError, match="not valid UTF-8"):
+        encode_prompt(trained, "\udcff")
+
+
+def test_a_run_without_a_model_is_told_how_to_go_on(finished_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished_run, tmp_path / "run")
+    (tmp_path / "run" / "model.zip").unlink()
+    with pytest.raises(UserError, match=r"has no model yet; go on with: sparklm train --run .*--resume"):
+        load_model(str(tmp_path / "run"))
 
 
 def test_drawing_follows_the_probabilities() -> None:

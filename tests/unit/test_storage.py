@@ -65,6 +65,30 @@ def test_a_place_that_cannot_be_written_is_the_users_error(tmp_path: Path, name:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
+def test_a_place_that_could_not_be_written_is_found_out_before(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    Folder(str(tmp_path / "new" / "newer")).check_writable()
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(UserError, match="is not a folder"):
+        Folder(str(tmp_path / "file" / "below")).check_writable()
+
+
+def test_odd_names_stay_inside_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Folder("~/a").write_text("x", "home")
+    assert (tmp_path / "a" / "x").read_text() == "home"
+    (tmp_path / "a::b").mkdir()
+    Folder(str(tmp_path / "a::b")).remove()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
+    with pytest.raises(UserError, match="cannot be part of an address"):
+        Folder("memory://a::b").exists()
+
+
+def test_a_name_too_long_for_the_disk_is_the_users_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="File name too long"):
+        Folder(str(tmp_path / ("x" * 300))).exists("a")
+
+
 def test_damaged_json_is_told_with_its_place(folder: Folder) -> None:
     folder.write_text("a.json", "{")
     with pytest.raises(UserError, match=r"a\.json is not valid JSON"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from sparklm.config import TrainingConfig
 from sparklm.errors import TrainingDivergedError, UserError
 from sparklm.storage import Folder
 from sparklm.text.windows import WindowPlan
-from sparklm.training.checkpoint import CHECKPOINTS, committed_steps, load_tensors, read_commit
+from sparklm.training.checkpoint import CHECKPOINTS, committed_steps, load_tensors, prune_checkpoints, read_commit
 from sparklm.training.fit import should_stop
 from sparklm.training.loop import choose_device
 from sparklm.training.metrics import CpuMeter, EpochRecord, read_metrics
@@ -135,6 +136,33 @@ def test_a_finished_run_is_not_trained_again(corpus_file: Path, tmp_path: Path) 
     assert len(again.records) == 2
 
 
+def test_a_run_goes_on_without_its_text_but_not_silently_with_other_text(corpus_file: Path, tmp_path: Path) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text(corpus_file.read_text())
+    config = tiny_config(text)
+    with pytest.raises(ConnectionError):
+        run_job(config, tmp_path / "run", DiesAfter(1))
+    text.write_text(corpus_file.read_text() + "More.")
+    with pytest.raises(UserError, match=r"has changed since .* add --resume to go on with the old"):
+        run_job(config, tmp_path / "run")
+    text.unlink()
+    run_job(config, tmp_path / "run")
+    text.write_text("Other text.")
+    run_job(config, tmp_path / "run", keep_text=True)
+
+
+def test_a_run_does_not_go_on_with_another_dataset(finished_run: Path, corpus_file: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished_run / "dataset", tmp_path / "data")
+    with pytest.raises(ConnectionError):
+        run_job(tiny_config(tmp_path / "data"), tmp_path / "run", DiesAfter(1))
+    manifest = Folder(str(tmp_path / "data"))
+    values = manifest.read_json("manifest.json")
+    values["splits"]["train"][0]["stop"] -= 1
+    manifest.write_json("manifest.json", values)
+    with pytest.raises(UserError, match=r"is not the dataset that .* began with"):
+        run_job(tiny_config(tmp_path / "data"), tmp_path / "run")
+
+
 def test_another_run_in_the_same_place_is_refused_and_left_as_it_was(corpus_file: Path, finished_run: Path) -> None:
     before = {path: path.read_bytes() for path in finished_run.rglob("*") if path.is_file()}
     with pytest.raises(UserError, match=r"training\.epochs: 2 there, 3 here"):
@@ -147,7 +175,10 @@ def test_a_half_written_checkpoint_does_not_count(corpus_file: Path, tmp_path: P
     run_job(tiny_config(corpus_file), tmp_path / "run")
     step = latest_step(run)
     (run / CHECKPOINTS / "step-99999999").write_bytes("tensors-x.safetensors", b"half")
+    (run / CHECKPOINTS / "step-00000001").write_bytes("tensors-x.safetensors", b"half")
     assert latest_step(run) == step
+    prune_checkpoints(run, keep=1)
+    assert (run / CHECKPOINTS).names() == [f"step-{step:08d}", "step-99999999"]
 
 
 def test_a_damaged_checkpoint_is_noticed(corpus_file: Path, tmp_path: Path) -> None:
@@ -220,6 +251,20 @@ def test_nan_stops_training_before_the_update_and_names_step_rate_and_norm(corpu
     assert torch.equal(trainer.model.model.embed_tokens.weight, before)
 
 
+def test_a_last_update_that_breaks_the_weights_is_noticed_before_it_is_saved(finished_run: Path) -> None:
+    trainer = restored_trainer(Folder(str(finished_run)), 0)
+    original = trainer.optimizer.step
+
+    def breaks() -> None:
+        original()
+        with torch.no_grad():
+            trainer.model.model.norm.weight[0] = math.inf
+
+    trainer.optimizer.step = breaks
+    with pytest.raises(TrainingDivergedError, match="step 0 made a weight infinite"):
+        trainer.run(Round(replica=0, epoch=0, start=0, stop=1, ends_epoch=False))
+
+
 def test_a_round_repeated_gives_the_same_weights(corpus_file: Path, tmp_path: Path) -> None:
     config = tiny_config(corpus_file)
     with pytest.raises(ConnectionError):
@@ -249,6 +294,8 @@ def test_early_stopping_keeps_the_best_weights(tmp_path: Path) -> None:
     trainer = restored_trainer(run, plan.epoch_end(best))
     from sparklm.inference.model_zip import load_model
 
+    assert result.model_record.Epoch == best + 1
+    assert f"validation loss: {min(losses)}" in (tmp_path / "run" / "stats.txt").read_text()
     packed = load_model(str(tmp_path / "run")).model.state_dict()
     assert all(torch.equal(packed[name], tensor) for name, tensor in trainer.model.state_dict().items())
     assert len(run_job(config, tmp_path / "run", DiesAfter(0)).records) == len(losses)
@@ -305,6 +352,35 @@ def test_too_short_a_corpus_is_refused_with_the_numbers_and_leaves_nothing(tmp_p
     with pytest.raises(UserError, match=rf"it has {size} tokens .* at least 17"):
         run_job(tiny_config(tmp_path / "a.txt", *settings), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_documents_none_of_which_fell_to_validation_are_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "0.txt").write_text(SENTENCES * 10)
+    with pytest.raises(UserError, match=r"of 1 documents none fell to validation\. Use data\.split=tail"):
+        run_job(tiny_config(tmp_path / "a", "data.split=document", "data.validation_fraction=0.01"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_output_that_cannot_be_written_is_told_before_training(corpus_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="is not a folder"):
+        run_job(tiny_config(corpus_file, f"output.model={tmp_path}/file/model.zip"), tmp_path / "run", DiesAfter(0))
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_output_that_is_a_folder_gets_the_file_inside(corpus_file: Path, tmp_path: Path) -> None:
+    result = run_job(tiny_config(corpus_file, f"output.text={tmp_path}"), tmp_path / "run")
+    assert (tmp_path / "sample.txt").read_text().strip() == result.sample.strip()
+
+
+def test_a_long_prompt_is_said_to_be_cut(corpus_file: Path, tmp_path: Path) -> None:
+    watcher = SilentWatcher()
+    result = run_job(
+        tiny_config(corpus_file, "generation.prompt=The man starts with a hat"), tmp_path / "run", watcher=watcher
+    )
+    assert result.sample.startswith("The man starts with a hat")
+    assert any("longer than the context" in note for note in watcher.notes)
 
 
 def test_a_prepared_dataset_can_be_the_corpus(finished_run: Path, tmp_path: Path) -> None:
@@ -379,3 +455,6 @@ def test_cpu_load_is_that_of_the_process() -> None:
 def test_the_device_is_what_was_asked_for() -> None:
     assert choose_device("cpu").type == "cpu"
     assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match="torch finds no GPU here"):
+            choose_device("cuda")

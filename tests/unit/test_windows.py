@@ -70,8 +70,7 @@ def test_every_epoch_shows_every_window_exactly_once(plan: WindowPlan) -> None:
 
 
 @given(plans)
-def test_epochs_differ_in_order_but_not_between_two_askings(plan: WindowPlan) -> None:
-    assert plan.windows(0, 0).tolist() == plan.windows(0, 0).tolist()
+def test_epochs_differ_in_order(plan: WindowPlan) -> None:
     if plan.num_windows >= 50:
         epochs = [permute(np.arange(plan.num_windows), plan.num_windows, derive_seed(plan.seed, e)) for e in (0, 1)]
         assert epochs[0].tolist() != epochs[1].tolist()

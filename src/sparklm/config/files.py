@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -28,7 +29,13 @@ def read_config_file(address: str) -> dict[str, object]:
     tree = _parse(text, suffix, address)
     if not isinstance(tree, Mapping):
         raise UserError(f"config file {address}: expected settings by name, got a {type(tree).__name__}")
-    return dict(flatten(tree))
+    values = dict(flatten(tree))
+    for key, value in values.items():
+        if not isinstance(value, (str, int, float, list, type(None))):
+            raise UserError(
+                f"config file {address}: {key} was read as a {type(value).__name__} ({value}); put it in quotes"
+            )
+    return values
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -54,6 +61,9 @@ def _parse(text: str, suffix: str, address: str) -> Any:
             return tomllib.loads(text)
         if suffix in (".yaml", ".yml"):
             return yaml.safe_load(text) or {}
-        return ConfigFactory.parse_string(text).as_plain_ordered_dict() if text.strip() else {}
+        basedir = (
+            None if "://" in address else os.path.dirname(os.path.abspath(address))
+        )  # where includes are looked for
+        return ConfigFactory.parse_string(text, basedir=basedir).as_plain_ordered_dict() if text.strip() else {}
     except (ValueError, yaml.YAMLError, ParseBaseException, ConfigException) as error:
         raise UserError(f"config file {address} is not valid {suffix[1:]}: {error}") from error

@@ -17,9 +17,9 @@ PRESETS: dict[str, dict[str, object]] = {
         "training.batch_size": 32,
         "training.learning_rate": 1e-3,
     },
-    # GPT-2's smallest size, for a GPU.
+    # GPT-2's smallest size (123.6 M parameters), for a GPU.
     "gpt-124m": {
-        "data.vocab_size": 32_768,
+        "data.vocab_size": 50_257,
         "data.window_size": 1024,
         "model.num_layers": 12,
         "model.width": 768,

@@ -7,7 +7,6 @@ nearest key that exists.
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,14 +40,20 @@ class _Layer:
 
 def resolve(
     *,
+    base: tuple[str, Config] | None = None,
     preset: str | None = None,
     config_file: str | None = None,
     assignments: Sequence[str] = (),
     flags: Mapping[str, object] | None = None,
 ) -> Resolution:
-    """Put the layers together. `flags` are dotted keys; those that are None were not given."""
+    """Put the layers together. `flags` are dotted keys; those that are None were not given.
+
+    `base`, a name and a config, takes the place of the defaults: that is how a run goes on with its own settings.
+    """
     name = preset or DEFAULT_PRESET
-    layers = [_Layer(source=f"preset {name}", values=preset_values(name))]
+    layers = [_Layer(source=base[0], values=_as_values(base[1]))] if base is not None else []
+    if preset is not None or base is None:
+        layers.append(_Layer(source=f"preset {name}", values=preset_values(name)))
     problems: list[str] = []
     if config_file is not None:
         layers.append(_Layer(source=config_file, values=read_config_file(config_file)))
@@ -59,16 +64,13 @@ def resolve(
     values, provenance, notes = _merge(layers, problems)
     notes += _drop_impossible_properties(values, provenance)
     config = _validate(values, provenance, problems)
-    return Resolution(config=config, provenance=provenance, notes=[*notes, *unused_settings(config, provenance)])
+    chosen = {key: source for key, source in provenance.items() if base is None or source != base[0]}
+    return Resolution(config=config, provenance=provenance, notes=[*notes, *unused_settings(config, chosen)])
 
 
 def known_keys() -> dict[str, object]:
-    """Give every key of the tree with its default value."""
-    return {
-        f"{section}.{name}": getattr(default, name)
-        for section, default in Config()
-        for name in type(default).model_fields
-    }
+    """Give every key of the tree with its default value (Spark's own settings are as many as Spark has)."""
+    return _as_values(Config())
 
 
 def describe(resolution: Resolution) -> list[tuple[str, object, str, str]]:
@@ -94,6 +96,8 @@ def unused_settings(config: Config, provenance: Mapping[str, str]) -> list[str]:
         "distributed.averaging_frequency": "one replica has nothing to average",
         "distributed.prefetch_batches": "batches are cut from memory-mapped shards as they are needed",
     }
+    if config.data.tokenizer != "bpe":
+        reasons["data.vocab_size"] = f"the tokenizer {config.data.tokenizer} has as many ids as it needs"
     if config.model.embedding_size not in (None, config.model.width):
         reasons["model.embedding_size"] = f"gpt embeds tokens at its width, {config.model.width}"
     notes = [f"{key} is not used: {reason}" for key, reason in reasons.items() if key in provenance]
@@ -117,7 +121,8 @@ def _merge(layers: Sequence[_Layer], problems: list[str]) -> tuple[dict[str, obj
                 problems.append(f"{given} = {value!r} ({layer.source}): unknown key{_nearest(given, keys)}")
             else:
                 values[key] = value
-                provenance[key] = layer.source if given == key else f"{layer.source}, as {given}"
+                is_own_name = given == key.removeprefix(_PROPERTIES) or given == key
+                provenance[key] = layer.source if is_own_name else f"{layer.source}, as {given}"
     return values, provenance, notes
 
 
@@ -165,12 +170,12 @@ def _validate(values: Mapping[str, object], provenance: Mapping[str, str], probl
             config = Config.model_validate(_as_tree(remaining))
             break
         except ValidationError as error:
+            assert remaining, "the defaults themselves must be valid"
             for detail in error.errors():
                 key = ".".join(map(str, detail["loc"]))
                 problems.append(_problem(key, detail["input"], detail["msg"], provenance))
                 # A section is only checked as a whole once its fields are right: take the wrong one out, look again.
-                removed = [other for other in remaining if key in ("", other, other.partition(".")[0])]
-                for other in removed:
+                for other in [other for other in remaining if key in ("", other, other.partition(".")[0])]:
                     del remaining[other]
     if problems:
         heading = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
@@ -199,25 +204,27 @@ def _problem(key: str, value: object, message: str, provenance: Mapping[str, str
 
 
 def _parse_assignments(assignments: Sequence[str], problems: list[str]) -> dict[str, object]:
-    """Read `key=value` texts: `null` is None, `[…]` and `{…}` are JSON, the rest is left for the tree to convert."""
+    """Read `key=value` texts: `null` is None, the rest is left for the tree to convert."""
     values: dict[str, object] = {}
     for text in assignments:
         key, separator, value = map(str.strip, text.partition("="))
         if not separator:
             problems.append(f"--set {text}: give it as key=value")
-        elif value == "null":
-            values[key] = None
-        elif value.startswith(("[", "{")):
-            try:
-                values[key] = json.loads(value)
-            except ValueError:
-                problems.append(f"--set {text}: {value!r} is not valid JSON")
         else:
-            values[key] = value
+            values[key] = None if value == "null" else value
     return values
 
 
+def _as_values(config: Config) -> dict[str, object]:
+    """Give a config as dotted keys, Spark's own settings one by one."""
+    values = {f"{section}.{name}": value for section, fields in config for name, value in fields}
+    properties: dict[str, str] = values.pop("spark.properties")
+    return values | {_PROPERTIES + name: value for name, value in properties.items()}
+
+
 def _as_spark_text(value: object) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -11,7 +11,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-PositiveInt = Annotated[int, Field(ge=1)]
+PositiveInt = Annotated[int, Field(ge=1, le=2**40)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+NonEmptyText = Annotated[str, Field(min_length=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -24,9 +26,11 @@ class Section(BaseModel):
 class DataConfig(Section):
     """What the model learns from, and how it is cut up."""
 
-    corpus: str | None = Field(None, description="file, folder, glob or prepared dataset; none = built-in sample")
+    corpus: NonEmptyText | None = Field(
+        None, description="file, folder, glob or prepared dataset; none = built-in sample"
+    )
     tokenizer: Literal["bpe", "char", "byte"] = Field("bpe", description="how text becomes token ids")
-    vocab_size: Annotated[int, Field(ge=257)] | None = Field(
+    vocab_size: Annotated[int, Field(ge=257, le=1_000_000)] | None = Field(
         None, description="BPE entries; none = from the corpus size"
     )
     window_size: PositiveInt = Field(128, description="tokens a model sees at once")
@@ -36,7 +40,7 @@ class DataConfig(Section):
     )
     split: Literal["auto", "document", "tail"] = Field("auto", description="how validation text is chosen")
     validation_fraction: Fraction = Field(0.1, description="part of the text kept for validation; 0 = none")
-    embeddings: str | None = Field(None, description="file of precomputed token embeddings")
+    embeddings: NonEmptyText | None = Field(None, description="file of precomputed token embeddings")
 
     @model_validator(mode="after")
     def _check_stride(self) -> Self:
@@ -84,10 +88,10 @@ class ModelConfig(Section):
 
     @property
     def resolved_heads(self) -> int:
-        """Number of attention heads: as given, or the fewest, but at least four, of size 64, 32, 16 … that fit."""
+        """Number of attention heads: as given, or at least four, of the largest even size up to 64 that fits."""
         if self.num_heads is not None:
             return self.num_heads
-        sizes = (size for size in (64, 32, 16, 8, 4, 2) if self.width % size == 0 and self.width // size >= 4)
+        sizes = (size for size in range(64, 1, -2) if self.width % size == 0 and self.width // size >= 4)
         return self.width // next(sizes, self.width)
 
     @property
@@ -127,7 +131,7 @@ class TrainingConfig(Section):
     )
     checkpoint_every_steps: PositiveInt = Field(500, description="steps between checkpoints")
     keep_checkpoints: PositiveInt = Field(2, description="newest checkpoints kept")
-    seed: Annotated[int, Field(ge=0)] = Field(1337, description="decides initial weights, order and dropout")
+    seed: Seed = Field(1337, description="decides initial weights, order and dropout")
     threads: PositiveInt | None = Field(None, description="CPU threads of a replica; none = those its slot has")
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="where tensors live; auto = a GPU if there is one"
@@ -170,17 +174,17 @@ class GenerationConfig(Section):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None, description="choose among the likeliest with this total"
     )
-    seed: Annotated[int, Field(ge=0)] = Field(0, description="decides the choice")
+    seed: Seed = Field(0, description="decides the choice")
 
 
 class OutputConfig(Section):
     """Where results go; each of these is a copy of what the run folder holds."""
 
-    run: str | None = Field(None, description="run folder; none = runs/ and the time")
-    model: str | None = Field(None, description="also write model.zip here")
-    metrics: str | None = Field(None, description="also write metrics.csv here")
-    statistics: str | None = Field(None, description="also write stats.txt here")
-    text: str | None = Field(None, description="also write the generated text here")
+    run: NonEmptyText | None = Field(None, description="run folder; none = runs/ and the time")
+    model: NonEmptyText | None = Field(None, description="also write model.zip here")
+    metrics: NonEmptyText | None = Field(None, description="also write metrics.csv here")
+    statistics: NonEmptyText | None = Field(None, description="also write stats.txt here")
+    text: NonEmptyText | None = Field(None, description="also write the generated text here")
 
 
 class Config(Section):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from sparklm.errors import UserError
 from sparklm.inference.model_zip import TrainedModel
 from sparklm.models.gpt import KeyValueCache
+
+_COLDEST = 1e-6  # below this temperature chance has no say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +25,24 @@ class Sampling:
     top_p: float | None = None
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise UserError(f"temperature {self.temperature} must be 0 or more, and finite")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top-k {self.top_k} must be at least 1")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UserError(f"top-p {self.top_p} must be above 0 and at most 1")
+        if not 0 <= self.seed < 2**63:
+            raise UserError(f"seed {self.seed} must be from 0 to 2^63 - 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedText:
+    """A prompt and what follows it, and what the user should know about it."""
+
+    text: str
+    note: str | None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
@@ -31,14 +53,26 @@ class Candidate:
     score: float
 
 
-def encode_prompt(trained: TrainedModel, prompt: str) -> tuple[list[int], int]:
-    """Encode a prompt and give it with the number of tokens cut off its left to fit the context.
+def encode_prompt(trained: TrainedModel, prompt: str) -> tuple[list[int], str | None]:
+    """Encode a prompt, without its beginning if it is too long for the context, and with a note that says so.
 
     An empty prompt becomes the end-of-text token, after which a new document begins.
     """
-    tokens = trained.tokenizer.encode(prompt).tolist() or [trained.tokenizer.end_of_text]
-    excess = max(0, len(tokens) - trained.model.shape.context_length)
-    return tokens[excess:], excess
+    tokens, context_length = _encode(trained, prompt), trained.model.shape.context_length
+    excess = len(tokens) - context_length
+    if excess <= 0:
+        return tokens, None
+    note = f"the prompt is {excess} tokens longer than the context of {context_length}; its beginning is left out"
+    return tokens[excess:], note
+
+
+def _encode(trained: TrainedModel, prompt: str) -> list[int]:
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise UserError("the prompt is not valid UTF-8") from error
+    tokens: list[int] = trained.tokenizer.encode(prompt).tolist()
+    return tokens or [trained.tokenizer.end_of_text]
 
 
 @torch.no_grad()
@@ -65,15 +99,16 @@ def generate_tokens(
         pending = [token]
 
 
-def generate_text(trained: TrainedModel, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling) -> str:
-    """Give the prompt and what follows it as text."""
-    new_tokens = generate_tokens(trained, prompt, max_new_tokens, sampling)
-    return trained.tokenizer.decode([*prompt, *new_tokens])
+def generate_text(trained: TrainedModel, prompt: str, max_new_tokens: int, sampling: Sampling) -> GeneratedText:
+    """Go on from a prompt; the text holds all of it, also what the model could not see."""
+    visible, note = encode_prompt(trained, prompt)
+    new_tokens = generate_tokens(trained, visible, max_new_tokens, sampling)
+    return GeneratedText(text=trained.tokenizer.decode([*_encode(trained, prompt), *new_tokens]), note=note)
 
 
 def choose_token(scores_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
     """Draw a token: likeliest first, cut off by top-k and top-p, then by chance."""
-    if sampling.temperature == 0:
+    if sampling.temperature < _COLDEST:
         return int(scores_V.argmax())
     below_best_V = (scores_V.float() - scores_V.max()) / sampling.temperature
     ordered, ids = torch.sort(below_best_V, descending=True, stable=True)
@@ -89,7 +124,8 @@ def choose_token(scores_V: Tensor, sampling: Sampling, generator: torch.Generato
 @torch.no_grad()
 def predict_next(trained: TrainedModel, context: Sequence[int], top: int) -> list[Candidate]:
     """Give the likeliest next tokens, best first; their scores are probabilities."""
-    probabilities = torch.softmax(trained.model(torch.tensor([list(context)]), last_only=True)[0, 0], dim=-1)
+    scores_V = trained.model(torch.tensor([list(context)]), last_only=True)[0, 0]
+    probabilities = torch.softmax(scores_V.double(), dim=-1)  # in double precision, so that they sum to at most 1
     best = torch.topk(probabilities, min(top, len(probabilities)))
     return [
         Candidate(token_id=token_id, text=trained.tokenizer.token_text(token_id), score=score)

@@ -78,7 +78,7 @@ def load_model(address: str) -> TrainedModel:
         config = json.loads(files[_CONFIG])
         shape = _shape_from(config)
         weights = safetensors.torch.load(files[_WEIGHTS])
-    except (ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, safetensors.SafetensorError) as error:
         raise UserError(f"{address} is not a sparklm model: {type(error).__name__} {error}") from error
     model = _build(shape, weights, address)
     tokenizer = Tokenizer.from_json(files[_TOKENIZER].decode("utf-8", errors="replace"), f"{address}: {_TOKENIZER}")
@@ -99,6 +99,8 @@ def _read_files(address: str) -> dict[str, bytes]:
         return {member: inside.read_bytes(member) for member in needed}
     if inside.exists("model.zip"):
         folder, name = inside, "model.zip"
+    elif inside.exists("checkpoints"):
+        raise UserError(f"{address} is a run that has no model yet; go on with: sparklm train --run {address} --resume")
     try:
         with zipfile.ZipFile(io.BytesIO(folder.read_bytes(name))) as archive:
             for member in needed:
@@ -168,7 +170,7 @@ def _shape_from(config: Any) -> GptShape:
     if model_type != "qwen3":
         raise ValueError(f"model_type {model_type!r}, expected 'qwen3'")
     rope = config.get("rope_parameters") or {}
-    return GptShape(
+    shape = GptShape(
         vocab_size=int(config["vocab_size"]),
         context_length=int(config["max_position_embeddings"]),
         num_layers=int(config["num_hidden_layers"]),
@@ -182,6 +184,10 @@ def _shape_from(config: Any) -> GptShape:
         norm_epsilon=float(config["rms_norm_eps"]),
         dropout=0.0,
     )
+    for name, value in vars(shape).items():
+        if isinstance(value, int) and not isinstance(value, bool) and not 0 < value < 2**31:
+            raise ValueError(f"{name} is {value}")
+    return shape
 
 
 def _to_json(value: dict[str, Any]) -> bytes:

@@ -14,7 +14,7 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from sparklm.config import SparkConfig
-from sparklm.errors import UserError
+from sparklm.errors import JobError, UserError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,7 +73,7 @@ def start_session(spark: SparkConfig) -> SparkSession:
     try:
         return builder.getOrCreate()
     except PySparkException as error:
-        raise RuntimeError(
+        raise JobError(
             f"Spark does not start with master {spark.master!r}; its own words are above: {error}"
         ) from error
 

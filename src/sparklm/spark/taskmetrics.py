@@ -11,6 +11,16 @@ _EVENTS_TIMEOUT_MS = 10_000
 
 
 def job_group_figures(context: Any, group: str) -> ClusterFigures:
+    """Give Spark's figures for a group, or none where Spark no longer has them: no metric is worth a run."""
+    from py4j.protocol import Py4JError
+
+    try:
+        return _read_figures(context, group)
+    except Py4JError:
+        return ClusterFigures()
+
+
+def _read_figures(context: Any, group: str) -> ClusterFigures:
     """Sum up every task of every job in a group, and read the driver's memory."""
     context._jsc.sc().listenerBus().waitUntilEmpty(_EVENTS_TIMEOUT_MS)
     tasks = list(_tasks(context, group))

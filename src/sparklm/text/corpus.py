@@ -12,8 +12,8 @@ import glob
 import hashlib
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, BinaryIO
+from dataclasses import dataclass
+from typing import BinaryIO, NoReturn
 
 from sparklm.errors import UserError
 from sparklm.storage import open_filesystem, split_url
@@ -49,10 +49,6 @@ class Piece:
     def is_whole_document(self) -> bool:
         """Whether this piece is all of its document."""
         return self.start == 0 and self.is_last
-
-    def to_json(self) -> dict[str, Any]:
-        """Give plain values, for a task on another machine."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +113,8 @@ def read_piece(piece: Piece) -> PieceText:
 
 def _list_local(path: str) -> Iterator[Source]:
     if os.path.isdir(path):
-        for folder, subfolders, names in os.walk(path):
-            subfolders.sort()
+        for folder, subfolders, names in os.walk(path, onerror=_refuse):
+            subfolders[:] = sorted(name for name in subfolders if not _is_own_output(os.path.join(folder, name)))
             for name in sorted(names):
                 if name.endswith((".txt", ".md")) and not name.startswith("."):
                     yield _local_source(os.path.join(folder, name), root=path)
@@ -134,8 +130,29 @@ def _list_local(path: str) -> Iterator[Source]:
         )
 
 
+def _is_own_output(folder: str) -> bool:
+    """Say whether a folder inside a corpus is hidden, or a run or dataset of sparklm's: no text to learn from."""
+    kinds = (("config.json", "checkpoints"), ("config.json", "model.zip"), ("manifest.json", "shards"))
+    return os.path.basename(folder).startswith(".") or any(
+        all(os.path.exists(os.path.join(folder, name)) for name in kind) for kind in kinds
+    )
+
+
+def _refuse(error: OSError) -> NoReturn:
+    raise UserError(
+        f"{error.filename} cannot be read: {error.strerror}; take it out of the corpus, or make it readable"
+    )
+
+
 def _local_source(path: str, root: str) -> Source:
-    status = os.stat(path)
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        _refuse(error)
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"the file name {path!r} is not valid UTF-8; rename the file") from error
     return Source(
         name=os.path.relpath(path, root or "."),
         address=os.path.abspath(path),
@@ -146,7 +163,9 @@ def _local_source(path: str, root: str) -> Source:
 
 def _list_remote(url: str) -> Iterator[Source]:
     filesystem, path = open_filesystem(url)
-    protocol = split_url(url)[0]
+    base = f"{split_url(url)[0]}://{split_url(url)[1]}".removesuffix(
+        path.lstrip("/")
+    )  # protocol, and host if it has one
     if glob.has_magic(path):
         matches = filesystem.glob(path, detail=True)
     elif filesystem.isdir(path):
@@ -161,7 +180,7 @@ def _list_remote(url: str) -> Iterator[Source]:
             modified = info.get("LastModified") or info.get("mtime") or info.get("created") or ""
             yield Source(
                 name=name.rpartition("/")[2] if name == path else os.path.relpath(name, path.split("*")[0]),
-                address=filesystem.unstrip_protocol(name) if protocol != "memory" else f"memory://{name}",
+                address=base + name.lstrip("/"),
                 num_bytes=int(info["size"]),
                 modified=str(modified),
             )

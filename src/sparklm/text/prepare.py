@@ -64,19 +64,44 @@ EncodeShards = Callable[[list[ShardRequest]], list[ShardResult]]
 
 def prepare(data: DataConfig, folder: Folder, encode_shards: EncodeShards) -> Manifest:
     """Make the dataset in `folder`, or return the one that is there if it came from the same request."""
-    corpus = data.corpus or SAMPLE
-    sources = list_sources(corpus)
+    sources = list_sources(corpus_address(data))
     request = _fingerprint(data, sources)
     if folder.exists(MANIFEST):
         manifest = read_manifest(folder)
         if manifest.request == request:
             return manifest
         raise UserError(
-            f"{folder} holds a dataset of other text or settings than {corpus}; choose another place or delete it"
+            f"{folder} holds a dataset of other text or settings than {corpus_address(data)}; "
+            "choose another place or delete it"
         )
-    pieces = cut_pieces(sources)
+    is_new = not folder.exists()
+    try:
+        return _make_dataset(data, sources, request, folder, encode_shards)
+    except UserError:
+        if is_new:
+            folder.remove()
+        raise
+
+
+def is_unchanged(data: DataConfig, manifest: Manifest) -> bool:
+    """Say whether the corpus is still what a dataset was made from; True where there is no corpus left to compare."""
+    try:
+        return manifest.request == _fingerprint(data, list_sources(corpus_address(data)))
+    except UserError:
+        return True
+
+
+def corpus_address(data: DataConfig) -> str:
+    """Give the corpus, or the built-in sample where none is named."""
+    return SAMPLE if data.corpus is None else data.corpus
+
+
+def _make_dataset(
+    data: DataConfig, sources: list[Source], request: str, folder: Folder, encode_shards: EncodeShards
+) -> Manifest:
     if not any(source.num_bytes for source in sources):
-        raise UserError(f"{corpus} is empty: there is no text to train on")
+        raise UserError(f"{corpus_address(data)} is empty: there is no text to train on")
+    pieces = cut_pieces(sources)
     tokenizer = train_tokenizer(data.tokenizer, sample_texts(pieces), data.vocab_size)
     folder.write_text(TOKENIZER, tokenizer.to_json())
     rule = data.split if data.split != "auto" else "tail" if len(sources) < FEW_DOCUMENTS else "document"
@@ -91,10 +116,10 @@ def prepare(data: DataConfig, folder: Folder, encode_shards: EncodeShards) -> Ma
             for number, group in enumerate(group_pieces(pieces, SHARD_TEXT_BYTES))
         ]
     )
-    repaired = set().union(*(result.repaired_documents for result in results))
+    repaired: set[str] = set().union(*(result.repaired_documents for result in results))
     counts = sum((result.counts for result in results), Counts(repaired_documents=len(repaired)))
     if counts.documents == counts.empty_documents:
-        raise UserError(f"{corpus} is empty: {counts.documents} documents, none with any text")
+        raise UserError(f"{corpus_address(data)} is empty: {counts.documents} documents, none with any text")
     shards, splits = _assign(results)
     if rule == "tail":
         splits = split_tail(splits["train"], data.validation_fraction, smallest=data.window_size + 1)

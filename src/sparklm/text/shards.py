@@ -76,6 +76,11 @@ class Manifest(_Record):
     split_rule: Literal["document", "tail"]
     counts: Counts
 
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the manifest: two datasets with the same one hold the same tokens."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
     def num_tokens(self, split: Split) -> int:
         """Count the tokens of a split."""
         return sum(segment.stop - segment.start for segment in self.splits[split])

@@ -34,9 +34,12 @@ class Tokenizer:
     def from_json(cls, text: str, name: str = "tokenizer.json") -> Tokenizer:
         """Load from the text of a tokenizer.json."""
         try:
-            return cls(HuggingFaceTokenizer.from_str(text))
+            backend = HuggingFaceTokenizer.from_str(text)
         except Exception as error:
             raise UserError(f"{name} is not a Hugging Face tokenizer.json: {error}") from error
+        if backend.token_to_id(END_OF_TEXT) is None:
+            raise UserError(f"{name} has no token {END_OF_TEXT}, which sparklm closes documents with")
+        return cls(backend)
 
     def to_json(self) -> str:
         """Give the text of the tokenizer.json."""
@@ -84,7 +87,7 @@ def train_tokenizer(kind: str, texts: Iterable[str], vocab_size: int | None) -> 
     """Make a tokenizer of the given kind from the corpus' texts."""
     if kind == "bpe":
         texts = list(texts)
-        size = vocab_size or choose_vocab_size(sum(len(text) for text in texts))
+        size = vocab_size or choose_vocab_size(sum(len(text.encode()) for text in texts))
         return _train_bpe(texts, size)
     if kind == "char":
         return _make_char(sorted(set().union(*map(set, texts))))

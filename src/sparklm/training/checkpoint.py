@@ -81,17 +81,22 @@ def load_tensors(run: Folder, commit: Commit) -> dict[str, Tensor]:
 
 def committed_steps(run: Folder) -> list[int]:
     """List the steps that have a complete checkpoint, oldest first."""
-    folder = run / CHECKPOINTS
-    steps = [int(name.removeprefix("step-")) for name in folder.names() if name.startswith("step-")]
-    return [step for step in sorted(steps) if _folder(run, step).exists(_COMMIT)]
+    return [step for step in _steps(run) if _folder(run, step).exists(_COMMIT)]
 
 
 def prune_checkpoints(run: Folder, keep: int, protect: int | None = None) -> None:
-    """Delete all but the newest checkpoints and the protected step, each commit marker first."""
-    for step in committed_steps(run)[:-keep]:
-        if step != protect:
+    """Delete all but the newest checkpoints and the protected step, commit markers first, and what crashes left."""
+    committed = committed_steps(run)
+    kept = {*committed[-keep:], protect}
+    for step in _steps(run):
+        if step not in kept and step < committed[-1]:
             _folder(run, step).remove(_COMMIT)
             _folder(run, step).remove()
+
+
+def _steps(run: Folder) -> list[int]:
+    names = (run / CHECKPOINTS).names()
+    return sorted(int(name.removeprefix("step-")) for name in names if name.startswith("step-"))
 
 
 def _folder(run: Folder, step: int) -> Folder:

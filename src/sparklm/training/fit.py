@@ -38,6 +38,8 @@ class FitResult:
 
     records: Sequence[EpochRecord]
     model_step: int
+    model_record: EpochRecord  # of the epoch that the model's weights come from
+    did_steps: bool
     stopped_early: bool
 
 
@@ -64,10 +66,14 @@ def fit(run: Folder, record: RunRecord, plan: WindowPlan, placement: Placement, 
             stopped_early = should_stop(records, training.early_stopping_patience)
             epoch_began = now
         prune_checkpoints(run, training.keep_checkpoints, protect=_best_step(plan, records))
-    best = _best_step(plan, records)
+    last_step = latest_step(run)
+    best_step = _best_step(plan, records) if training.early_stopping_patience is not None else None
+    model_step = best_step or last_step
     return FitResult(
         records=records,
-        model_step=best if training.early_stopping_patience and best else latest_step(run),
+        model_step=model_step,
+        model_record=records[plan.epoch_of(model_step - 1)],
+        did_steps=last_step > first_step,
         stopped_early=stopped_early,
     )
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sparklm.config import Config
-from sparklm.errors import TrainingDivergedError
+from sparklm.errors import TrainingDivergedError, UserError
 from sparklm.models import build_model
 from sparklm.models.objectives import next_token_loss
 from sparklm.text.shards import Dataset, TokenStream
@@ -57,6 +57,11 @@ class Trainer:
                 on_step(self.step, loss)
         elapsed = time.perf_counter() - begun
         self.totals = self.totals.model_copy(update={"seconds": self.totals.seconds + elapsed})
+        if not all(parameter.isfinite().all() for parameter in self.model.parameters()):
+            raise TrainingDivergedError(
+                f"step {self.step - 1} made a weight infinite or not a number, at learning rate "
+                f"{self.totals.learning_rate:g}. The last checkpoint is good. Lower training.learning_rate"
+            )
         if not round_.ends_epoch:
             return None
         return evaluate(self.model, self.dataset.validation, self.config.data.window_size, self.device)
@@ -130,9 +135,10 @@ def evaluate(
 
 def choose_device(wanted: str) -> torch.device:
     """Pick the device: a GPU if there is one and it is not ruled out."""
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(wanted)
+    has_gpu = torch.cuda.is_available()
+    if wanted == "cuda" and not has_gpu:
+        raise UserError("training.device = 'cuda', but torch finds no GPU here; use 'cpu' or 'auto'")
+    return torch.device("cuda" if has_gpu and wanted != "cpu" else "cpu")
 
 
 def use_threads(threads: int) -> None:

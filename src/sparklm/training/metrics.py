@@ -198,14 +198,14 @@ class EpochRecord(BaseModel):
         )
 
 
-def write_metrics(folder: Folder, records: Sequence[EpochRecord], name: str = METRICS) -> None:
+def write_metrics(folder: Folder, records: Sequence[EpochRecord]) -> None:
     """Write the table, whole."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(EpochRecord.model_fields)
     for record in records:
         writer.writerow(["" if value is None else value for value in record.model_dump().values()])
-    folder.write_text(name, text.getvalue())
+    folder.write_text(METRICS, text.getvalue())
 
 
 def read_metrics(folder: Folder) -> list[EpochRecord]:

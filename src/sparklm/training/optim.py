@@ -56,5 +56,4 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, t
     for key, value in tensors.items():
         name, _, kind = key.rpartition("/")
         parameter = parameters[name]
-        # AdamW's step counter stays where the optimiser keeps it; moments live beside their parameter.
-        optimizer.state[parameter][kind] = value.clone() if kind == "step" else value.to(parameter.device, copy=True)
+        optimizer.state[parameter][kind] = value.to(parameter.device, copy=True)

@@ -41,6 +41,9 @@ class Placement(Protocol):
     def epoch_figures(self, run: Folder, epoch: int) -> ClusterFigures:
         """Say what the cluster measured while it worked on an epoch."""
 
+    def stop(self) -> None:
+        """Give back what was taken."""
+
 
 class InProcess:
     """Everything in this process."""
@@ -67,6 +70,9 @@ class InProcess:
     def epoch_figures(self, run: Folder, epoch: int) -> ClusterFigures:
         """There is no cluster, so nothing was measured."""
         return ClusterFigures()
+
+    def stop(self) -> None:
+        """Nothing was taken."""
 
 
 def usable_cores() -> int:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sparklm.config import Config
 from sparklm.errors import UserError
 from sparklm.storage import Folder
-from sparklm.text.shards import Dataset, Manifest
+from sparklm.text.shards import Dataset, Manifest, read_manifest
 from sparklm.text.windows import WindowPlan, count_windows
 from sparklm.training.checkpoint import Commit, committed_steps, load_tensors, read_commit, save_checkpoint
 from sparklm.training.loop import StepCallback, Trainer, resident_bytes, use_threads
@@ -36,6 +36,7 @@ class RunRecord(BaseModel):
     run_id: str
     config: Config
     dataset: str  # an address, or a name inside the run folder, so that a run can be moved
+    dataset_sha256: str
     threads: int
 
     def dataset_folder(self, run: Folder) -> Folder:
@@ -43,12 +44,30 @@ class RunRecord(BaseModel):
         is_inside = "://" not in self.dataset and not self.dataset.startswith("/")
         return run / self.dataset if is_inside else Folder(self.dataset)
 
+    def read_manifest(self, run: Folder) -> Manifest:
+        """Read the manifest of the run's dataset, if it is still the one that the run began with."""
+        manifest = read_manifest(self.dataset_folder(run))
+        self.check_dataset(manifest, run)
+        return manifest
 
-def open_or_create_run(folder: Folder, config: Config, dataset: str, threads: int) -> RunRecord:
-    """Begin a run, or go on with the one that is there if it is the same."""
-    if folder.exists(CONFIG):
-        return check_same_run(folder, config)
-    record = RunRecord(format=RUN_FORMAT, run_id=uuid.uuid4().hex, config=config, dataset=dataset, threads=threads)
+    def check_dataset(self, manifest: Manifest, run: Folder) -> None:
+        """Refuse to go on with other tokens than those that the run began with."""
+        if manifest.fingerprint != self.dataset_sha256:
+            raise UserError(
+                f"{self.dataset_folder(run)} is not the dataset that {run} began with; put it back, or begin a new run"
+            )
+
+
+def create_run(folder: Folder, config: Config, dataset: str, manifest: Manifest, threads: int) -> RunRecord:
+    """Begin a run: from here on its settings are fixed."""
+    record = RunRecord(
+        format=RUN_FORMAT,
+        run_id=uuid.uuid4().hex,
+        config=config,
+        dataset=dataset,
+        dataset_sha256=manifest.fingerprint,
+        threads=threads,
+    )
     folder.write_json(CONFIG, record.model_dump())
     return record
 
@@ -84,6 +103,11 @@ def make_plan(config: Config, manifest: Manifest) -> WindowPlan:
     needed = data.window_size + 1
     tokens, validation_tokens = manifest.num_tokens("train"), manifest.num_tokens("validation")
     num_windows = count_windows(tokens, data.window_size, data.window_stride)
+    if data.validation_fraction > 0 and validation_tokens == 0 and tokens >= 2 * needed:
+        raise UserError(
+            f"the dataset has no validation text: of {manifest.counts.documents} documents none fell to validation. "
+            "Use data.split=tail or a larger data.validation_fraction, or data.validation_fraction=0 to train without"
+        )
     if num_windows == 0 or (data.validation_fraction > 0 and validation_tokens < needed):
         raise UserError(
             f"the corpus is too short: it has {tokens + validation_tokens} tokens ({tokens} for training, "
@@ -145,6 +169,7 @@ def restored_trainer(run: Folder, step: int) -> Trainer:
     record = read_run(run)
     use_threads(record.threads)
     dataset = Dataset(record.dataset_folder(run))
+    record.check_dataset(dataset.manifest, run)
     trainer = Trainer(record.config, dataset, make_plan(record.config, dataset.manifest))
     if step > 0:
         commit = read_commit(run, step)
