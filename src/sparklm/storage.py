@@ -183,7 +183,8 @@ class Folder:
             if local.is_dir():
                 shutil.rmtree(local)
             else:
-                local.unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    local.unlink()
             return
         filesystem, path = self._remote(name)
         if filesystem.exists(path):
