@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -171,3 +173,9 @@ def test_java_here_is_good_enough() -> None:
     if shutil.which("java") is None:
         pytest.skip("no Java on this machine")
     check_java()
+
+
+def test_preparing_does_not_load_torch_on_the_workers() -> None:
+    program = "import sys, sparklm.spark.prepare; print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.strip() == "False"

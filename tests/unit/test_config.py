@@ -74,7 +74,7 @@ def test_all_problems_are_told_at_once_with_value_source_allowed_and_nearest_key
     assert message.startswith("7 problems in the configuration:")
     for expected in (
         f"training.epohcs = 3 ({path}): unknown key; did you mean training.epochs?",
-        f"data.tokenizer = 'morse' ({path}): should be 'bpe', 'char' or 'byte'",
+        f"data.tokenizer = 'morse' ({path}): should be one of bpe, word, char, byte, gpt2,",
         "data: overlap 500 must be smaller than window_size 128",
         "training.batch_size = 'many' (--set): should be a valid integer",
         "windowsize = '4' (--set): unknown key; did you mean windowSize?",

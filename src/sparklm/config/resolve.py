@@ -96,7 +96,7 @@ def unused_settings(config: Config, provenance: Mapping[str, str]) -> list[str]:
         "distributed.averaging_frequency": "one replica has nothing to average",
         "distributed.prefetch_batches": "batches are cut from memory-mapped shards as they are needed",
     }
-    if config.data.tokenizer != "bpe":
+    if config.data.tokenizer not in ("bpe", "word"):
         reasons["data.vocab_size"] = f"the tokenizer {config.data.tokenizer} has as many ids as it needs"
     if config.model.embedding_size not in (None, config.model.width):
         reasons["model.embedding_size"] = f"gpt embeds tokens at its width, {config.model.width}"

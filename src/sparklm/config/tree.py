@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 PositiveInt = Annotated[int, Field(ge=1, le=2**40)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 NonEmptyText = Annotated[str, Field(min_length=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+TOKENIZER_KINDS = ("bpe", "word", "char", "byte", "gpt2")
+TOKENIZER_FILES = (".json", ".tiktoken")
 
 
 class Section(BaseModel):
@@ -29,7 +33,7 @@ class DataConfig(Section):
     corpus: NonEmptyText | None = Field(
         None, description="file, folder, glob or prepared dataset; none = built-in sample"
     )
-    tokenizer: Literal["bpe", "char", "byte"] = Field("bpe", description="how text becomes token ids")
+    tokenizer: NonEmptyText = Field("bpe", description="bpe, word, char, byte, gpt2, or a .json or .tiktoken file")
     vocab_size: Annotated[int, Field(ge=257, le=1_000_000)] | None = Field(
         None, description="BPE entries; none = from the corpus size"
     )
@@ -41,6 +45,14 @@ class DataConfig(Section):
     split: Literal["auto", "document", "tail"] = Field("auto", description="how validation text is chosen")
     validation_fraction: Fraction = Field(0.1, description="part of the text kept for validation; 0 = none")
     embeddings: NonEmptyText | None = Field(None, description="file of precomputed token embeddings")
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _check_tokenizer(cls, value: str) -> str:
+        if value not in TOKENIZER_KINDS and not value.endswith(TOKENIZER_FILES):
+            kinds, files = ", ".join(TOKENIZER_KINDS), " or ".join(TOKENIZER_FILES)
+            raise ValueError(f"should be one of {kinds}, or a file that ends in {files}")
+        return value
 
     @model_validator(mode="after")
     def _check_stride(self) -> Self:

@@ -26,7 +26,7 @@ from sparklm import __version__
 from sparklm.errors import UserError
 from sparklm.models.gpt import Gpt, GptShape
 from sparklm.storage import split_address
-from sparklm.text.tokenizer import END_OF_TEXT, Tokenizer
+from sparklm.text.tokenizer import Tokenizer
 
 _CONFIG, _WEIGHTS, _TOKENIZER, _TOKENIZER_CONFIG = (
     "config.json",
@@ -57,8 +57,8 @@ def pack_model(shape: GptShape, weights: dict[str, Tensor], tokenizer: Tokenizer
         _TOKENIZER_CONFIG: _to_json(
             {
                 "tokenizer_class": "PreTrainedTokenizerFast",
-                "eos_token": END_OF_TEXT,
-                "bos_token": END_OF_TEXT,
+                "eos_token": tokenizer.end_of_text_token,
+                "bos_token": tokenizer.end_of_text_token,
                 "model_max_length": shape.context_length,
                 "clean_up_tokenization_spaces": False,
             }

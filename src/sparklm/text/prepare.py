@@ -31,11 +31,12 @@ from sparklm.text.shards import (
     token_dtype,
     write_shard,
 )
-from sparklm.text.tokenizer import Tokenizer, train_tokenizer
+from sparklm.text.tokenizer import Tokenizer
+from sparklm.text.tokenizer_kinds import make_tokenizer
 from sparklm.text.windows import derive_seed, permute
 
 SHARD_TEXT_BYTES = 16 * 1024 * 1024
-TOKENIZER_SAMPLE_BYTES = 32 * 1024 * 1024
+TOKENIZER_SAMPLE_BYTES = 8 * 1024 * 1024
 FEW_DOCUMENTS = 100  # with fewer, a split by document leaves validation to chance
 _SPLIT_SEED = 0x5EED
 
@@ -102,7 +103,7 @@ def _make_dataset(
     if not any(source.num_bytes for source in sources):
         raise UserError(f"{corpus_address(data)} is empty: there is no text to train on")
     pieces = cut_pieces(sources)
-    tokenizer = train_tokenizer(data.tokenizer, sample_texts(pieces), data.vocab_size)
+    tokenizer = make_tokenizer(data.tokenizer, sample_texts(pieces), data.vocab_size)
     folder.write_text(TOKENIZER, tokenizer.to_json())
     rule = data.split if data.split != "auto" else "tail" if len(sources) < FEW_DOCUMENTS else "document"
     results = encode_shards(

@@ -1,26 +1,33 @@
 """Text to token ids and back, in the one format that every tool reads: Hugging Face's `tokenizer.json`.
 
-Kinds: `bpe` (byte-level byte-pair encoding trained on the corpus), `char` (one id per character seen in the corpus)
-and `byte` (256 ids). Each has one special token, END_OF_TEXT, which closes a document. Text that merely looks like it
-is encoded as plain text.
+Encoding is done by gigatoken, some hundred times faster than the `tokenizers` library, wherever it gives the same ids:
+that is checked on a probe text each time a tokenizer is loaded, and if it does not hold, `tokenizers` does the work
+and `Tokenizer.encoder` says why. Text that looks like a special token is encoded as plain text.
+
+tokenizer_kinds.py makes tokenizers; this module uses them.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from sparklm.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
-UNKNOWN = "<|unknown|>"  # only `char` has it: a character that the corpus did not contain
-_LARGEST_AUTOMATIC_VOCABULARY = 32_768
+_OTHER_ENDS = ("<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")  # in tokenizers made elsewhere
+# Runs of spaces and line ends, contractions, digits, several scripts, combining marks, emoji, rare and special signs.
+_PROBE = (
+    "The quick brown fox can't jump — won't jump! 'tis 1234567890 3.14\n\n\n   \t indented\r\n  x=y  \n"
+    "naïve café ﬁ ½ Ünïcödé e\u0301 \u200b\u00a0 Здравствуй мир 你好，世界 こんにちは 안녕 שלום عربى ไทย 🙂👩‍👩‍👧 "
+    f"{END_OF_TEXT} </s> <unk> aaaaaaaaaaaaaaaaaaaaaaaa _under_score CamelCase https://a.b/c?d=e&f#g \\ `` ''   "
+)
 
 
 class Tokenizer:
@@ -29,6 +36,10 @@ class Tokenizer:
     def __init__(self, backend: Any) -> None:
         self._backend = backend
         self._backend.encode_special_tokens = True  # "<|endoftext|>" inside a document is just text
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.end_of_text = _end_of_text(backend)
+        self._fast, self.encoder = _fast_encoder(backend)
 
     @classmethod
     def from_json(cls, text: str, name: str = "tokenizer.json") -> Tokenizer:
@@ -37,8 +48,6 @@ class Tokenizer:
             backend = HuggingFaceTokenizer.from_str(text)
         except Exception as error:
             raise UserError(f"{name} is not a Hugging Face tokenizer.json: {error}") from error
-        if backend.token_to_id(END_OF_TEXT) is None:
-            raise UserError(f"{name} has no token {END_OF_TEXT}, which sparklm closes documents with")
         return cls(backend)
 
     def to_json(self) -> str:
@@ -51,9 +60,9 @@ class Tokenizer:
         return int(self._backend.get_vocab_size())
 
     @property
-    def end_of_text(self) -> int:
-        """Id of the token that closes a document."""
-        return int(self._backend.token_to_id(END_OF_TEXT))
+    def end_of_text_token(self) -> str:
+        """Name of the token that closes a document."""
+        return str(self._backend.id_to_token(self.end_of_text))
 
     @property
     def fingerprint(self) -> str:
@@ -62,7 +71,9 @@ class Tokenizer:
 
     def encode(self, text: str) -> npt.NDArray[np.int64]:
         """Encode a text. No special token is added."""
-        return np.asarray(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+        if self._fast is not None:
+            return np.asarray(self._fast.encode(text.encode()), dtype=np.int64)
+        return _encode_slowly(self._backend, text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids; special tokens are left out, and bytes that are no UTF-8 become U+FFFD."""
@@ -73,47 +84,33 @@ class Tokenizer:
         return str(self._backend.decode([token_id], skip_special_tokens=False))
 
 
-def choose_vocab_size(num_bytes: int) -> int:
-    """Choose a BPE vocabulary for a corpus: a power of two, about one entry per 400 bytes, from 512 to 32 768.
-
-    >>> choose_vocab_size(460_000), choose_vocab_size(35_000_000)
-    (1024, 32768)
-    """
-    wanted = max(512, min(_LARGEST_AUTOMATIC_VOCABULARY, num_bytes // 400))
-    return int(1 << (wanted.bit_length() - 1))
-
-
-def train_tokenizer(kind: str, texts: Iterable[str], vocab_size: int | None) -> Tokenizer:
-    """Make a tokenizer of the given kind from the corpus' texts."""
-    if kind == "bpe":
-        texts = list(texts)
-        size = vocab_size or choose_vocab_size(sum(len(text.encode()) for text in texts))
-        return _train_bpe(texts, size)
-    if kind == "char":
-        return _make_char(sorted(set().union(*map(set, texts))))
-    if kind == "byte":
-        return _train_bpe([], 257)
-    raise UserError(f"tokenizer {kind!r} is unknown; choose bpe, char or byte")
+def _end_of_text(backend: Any) -> int:
+    """Find the token that closes a document, or add one to a tokenizer that has none."""
+    for name in (END_OF_TEXT, *_OTHER_ENDS):
+        token_id = backend.token_to_id(name)
+        if token_id is not None:
+            return int(token_id)
+    backend.add_special_tokens([END_OF_TEXT])
+    return int(backend.token_to_id(END_OF_TEXT))
 
 
-def _train_bpe(texts: list[str], vocab_size: int) -> Tokenizer:
-    backend = HuggingFaceTokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    backend.train_from_iterator(texts, trainer)
-    return Tokenizer(backend)
+def _encode_slowly(backend: Any, text: str) -> npt.NDArray[np.int64]:
+    return np.asarray(backend.encode(text, add_special_tokens=False).ids, dtype=np.int64)
 
 
-def _make_char(characters: list[str]) -> Tokenizer:
-    vocabulary = {token: number for number, token in enumerate([END_OF_TEXT, UNKNOWN, *characters])}
-    backend = HuggingFaceTokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
-    backend.decoder = decoders.Fuse()
-    backend.add_special_tokens([END_OF_TEXT, UNKNOWN])
-    return Tokenizer(backend)
+def _fast_encoder(backend: Any) -> tuple[Any, str]:
+    """Give gigatoken's encoder for a tokenizer and its name, or None and the reason why it cannot be used."""
+    try:
+        import gigatoken
+    except ImportError:
+        return None, "tokenizers (gigatoken is not installed)"
+    description = json.loads(backend.to_str())
+    if description["model"]["type"] != "BPE":
+        return None, f"tokenizers (gigatoken does not do {description['model']['type']})"
+    description["added_tokens"] = []  # what looks like a special token is text
+    try:
+        fast = gigatoken.Tokenizer.from_json(json.dumps(description))
+        same = np.array_equal(fast.encode(_PROBE.encode()), _encode_slowly(backend, _PROBE))
+    except Exception as error:  # noqa: BLE001 (whatever it cannot do, the other library can)
+        return None, f"tokenizers (gigatoken cannot load this one: {error})"
+    return (fast, "gigatoken") if same else (None, "tokenizers (gigatoken gives other ids for a probe text)")

