@@ -33,11 +33,11 @@ def evaluate_corpus(trained: TrainedModel, corpus: str | None) -> CorpusEvaluati
     rows, text_bytes = [], 0
     for piece in cut_pieces(list_sources(corpus or SAMPLE)):
         read = read_piece(piece)
-        text_bytes += len(read.text.encode())
-        rows.append(tokenizer.encode(read.text))
+        text_bytes += len(read.data)
+        rows.append(tokenizer.encode_utf8(read.data))
         if piece.is_last:
-            rows.append(np.array([tokenizer.end_of_text]))
-    tokens = np.concatenate(rows).astype(np.uint32)
+            rows.append(np.array([tokenizer.end_of_text], dtype=np.uint32))
+    tokens = np.concatenate(rows)
     stream = TokenStream([tokens], [Segment(shard=0, start=0, stop=len(tokens))])
     window_size = min(trained.model.shape.context_length, max(1, len(tokens) - 1))
     result = evaluate(trained.model, stream, window_size, torch.device("cpu"))

@@ -22,7 +22,7 @@ SAMPLE = "sample:python-docs"
 PIECE_BYTES = 4 * 1024 * 1024
 _LONGEST_LINE_SEARCH = 64 * 1024
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_REPLACEMENT_CHARACTER = "\ufffd"
+_REPLACEMENT = "\ufffd".encode()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +53,16 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class PieceText:
-    """What a piece says, and how much of it had to be repaired."""
+    """What a piece says, as valid UTF-8, and how much of it had to be repaired."""
 
-    text: str
-    num_bytes: int
+    data: bytes
+    num_bytes: int  # as they were in the file
     repaired_sequences: int
+
+    @property
+    def text(self) -> str:
+        """The same as characters."""
+        return self.data.decode()
 
 
 def list_sources(corpus: str) -> list[Source]:
@@ -106,9 +111,20 @@ def read_piece(piece: Piece) -> PieceText:
             f"{piece.address} holds a zero byte near offset {piece.start + zero}: this is not a text file; "
             "take it out of the corpus or convert it to UTF-8"
         )
-    text = data.removeprefix(_BYTE_ORDER_MARK if piece.start == 0 else b"").decode("utf-8", errors="replace")
-    repaired = text.count(_REPLACEMENT_CHARACTER) - data.count(_REPLACEMENT_CHARACTER.encode())
-    return PieceText(text=text, num_bytes=len(data), repaired_sequences=repaired)
+    valid, repaired = _repair(data.removeprefix(_BYTE_ORDER_MARK if piece.start == 0 else b""))
+    return PieceText(data=valid, num_bytes=len(data), repaired_sequences=repaired)
+
+
+def _repair(data: bytes) -> tuple[bytes, int]:
+    """Replace what is not UTF-8, and count it; valid text, nearly all there is, comes back as it was."""
+    if data.isascii():
+        return data, 0
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        valid = data.decode(errors="replace").encode()
+        return valid, valid.count(_REPLACEMENT) - data.count(_REPLACEMENT)
+    return data, 0
 
 
 def _list_local(path: str) -> Iterator[Source]:

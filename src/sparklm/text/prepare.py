@@ -6,12 +6,14 @@ runs the shards: a loop in this process or tasks on a cluster. Run again on a co
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
 from sparklm.config import DataConfig
@@ -46,6 +48,7 @@ class ShardRequest(BaseModel):
 
     model_config = ConfigDict(frozen=True)
     dataset_url: str
+    tokenizer_sha256: str
     number: int
     pieces: list[Piece]
     validation_fraction: float  # of documents; 0 puts everything into the train shard
@@ -60,6 +63,7 @@ class ShardResult(BaseModel):
     repaired_documents: set[str]  # by name, because a long document may lie in several shards
 
 
+TokenArray = npt.NDArray[np.uint32]
 EncodeShards = Callable[[list[ShardRequest]], list[ShardResult]]
 
 
@@ -110,6 +114,7 @@ def _make_dataset(
         [
             ShardRequest(
                 dataset_url=folder.absolute().url,
+                tokenizer_sha256=tokenizer.fingerprint,
                 number=number,
                 pieces=group,
                 validation_fraction=data.validation_fraction if rule == "document" else 0.0,
@@ -142,13 +147,13 @@ def _make_dataset(
 def encode_shard(request: ShardRequest) -> ShardResult:
     """Read, encode and write one shard. May run anywhere, any number of times."""
     folder = Folder(request.dataset_url)
-    tokenizer = Tokenizer.from_json(folder.read_text(TOKENIZER), folder.address(TOKENIZER))
-    rows: dict[Split, list[np.ndarray]] = {"train": [], "validation": []}
+    tokenizer = _load_tokenizer(folder, request.tokenizer_sha256)
+    rows: dict[Split, list[TokenArray]] = {"train": [], "validation": []}
     counts = Counts()
     repaired_documents: set[str] = set()
     for piece in request.pieces:
         read = read_piece(piece)
-        is_empty = piece.is_whole_document and not read.text.strip()
+        is_empty = piece.is_whole_document and not read.data.strip()
         counts += Counts(
             documents=int(piece.is_last),
             empty_documents=int(is_empty),
@@ -160,9 +165,9 @@ def encode_shard(request: ShardRequest) -> ShardResult:
         if is_empty:
             continue
         row = rows[split_of(piece.name, request.validation_fraction)]
-        row.append(tokenizer.encode(read.text))
+        row.append(tokenizer.encode_utf8(read.data))
         if piece.is_last:
-            row.append(np.array([tokenizer.end_of_text]))
+            row.append(np.array([tokenizer.end_of_text], dtype=np.uint32))
     return ShardResult(
         shards={
             split: write_shard(folder, request.number, split, np.concatenate(row), tokenizer.vocab_size)
@@ -172,6 +177,14 @@ def encode_shard(request: ShardRequest) -> ShardResult:
         counts=counts,
         repaired_documents=repaired_documents,
     )
+
+
+@functools.lru_cache(maxsize=1)
+def _load_tokenizer(folder: Folder, sha256: str) -> Tokenizer:
+    """Load the dataset's tokenizer once per process; the hash keeps a dataset made anew from getting an old one."""
+    tokenizer = Tokenizer.from_json(folder.read_text(TOKENIZER), folder.address(TOKENIZER))
+    assert tokenizer.fingerprint == sha256, f"{folder.address(TOKENIZER)} changed while it was in use"
+    return tokenizer
 
 
 def split_of(document: str, validation_fraction: float) -> Split:

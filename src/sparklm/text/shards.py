@@ -91,7 +91,7 @@ def token_dtype(vocab_size: int) -> Literal["uint16", "uint32"]:
     return "uint16" if vocab_size < 65_536 else "uint32"
 
 
-def write_shard(folder: Folder, number: int, split: Split, tokens: Int64Array, vocab_size: int) -> Shard:
+def write_shard(folder: Folder, number: int, split: Split, tokens: npt.NDArray[np.uint32], vocab_size: int) -> Shard:
     """Write token ids as one file of the dataset."""
     data = tokens.astype(np.dtype(token_dtype(vocab_size)).newbyteorder("<")).tobytes()
     digest = hashlib.sha256(data).hexdigest()

@@ -71,9 +71,14 @@ class Tokenizer:
 
     def encode(self, text: str) -> npt.NDArray[np.int64]:
         """Encode a text. No special token is added."""
+        return self.encode_utf8(text.encode()).astype(np.int64)
+
+    def encode_utf8(self, data: bytes) -> npt.NDArray[np.uint32]:
+        """Encode a text that is given as UTF-8: the way without copies, for large ones."""
         if self._fast is not None:
-            return np.asarray(self._fast.encode(text.encode()), dtype=np.int64)
-        return _encode_slowly(self._backend, text)
+            ids: npt.NDArray[np.uint32] = self._fast.encode(data)
+            return ids
+        return _encode_slowly(self._backend, data.decode())
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids; special tokens are left out, and bytes that are no UTF-8 become U+FFFD."""
@@ -94,8 +99,8 @@ def _end_of_text(backend: Any) -> int:
     return int(backend.token_to_id(END_OF_TEXT))
 
 
-def _encode_slowly(backend: Any, text: str) -> npt.NDArray[np.int64]:
-    return np.asarray(backend.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+def _encode_slowly(backend: Any, text: str) -> npt.NDArray[np.uint32]:
+    return np.asarray(backend.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
 
 
 def _fast_encoder(backend: Any) -> tuple[Any, str]:
