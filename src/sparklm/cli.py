@@ -58,6 +58,12 @@ Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A model.zip, or the folder of a run or of an unpacked model.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+TextColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--text-column", metavar="NAME", help="Which field of jsonl, csv or parquet is the text; default text."
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 
@@ -79,13 +85,15 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --run, with its own settings.")
     ] = False,
+    text_column: TextColumn = None,
     quiet: Quiet = False,
 ) -> None:
     """Train a model: the whole job, from raw text to a model that speaks."""
     from sparklm.progress import ConsoleWatcher
     from sparklm.storage import Folder
 
-    resolution = _resolve_run(run, resume, preset, config, assignments, {"data.corpus": corpus, "spark.master": master})
+    flags = {"data.corpus": corpus, "data.text_column": text_column, "spark.master": master}
+    resolution = _resolve_run(run, resume, preset, config, assignments, flags)
     resolved = resolution.config
     folder = Folder(resolved.output.run or _new_run_name())
     with ConsoleWatcher(_console(), quiet) as watcher:
@@ -115,6 +123,7 @@ def train(
 @app.command()
 def prepare(
     corpus: Corpus = None,
+    text_column: TextColumn = None,
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Where the dataset goes.")] = "dataset",
     config: ConfigFile = None,
     assignments: Assignments = None,
@@ -126,7 +135,8 @@ def prepare(
     from sparklm.storage import Folder
     from sparklm.text.prepare import prepare as prepare_dataset
 
-    resolution = _resolve(preset, config, assignments, {"data.corpus": corpus, "spark.master": master})
+    flags = {"data.corpus": corpus, "data.text_column": text_column, "spark.master": master}
+    resolution = _resolve(preset, config, assignments, flags)
     placement = _placement(resolution.config)
     try:
         manifest = prepare_dataset(resolution.config.data, Folder(out), placement.encode_shards)
@@ -189,13 +199,14 @@ def evaluate(
     corpus: Annotated[
         str | None, typer.Argument(metavar="[CORPUS]", help="Text file, folder or glob; none = the built-in sample.")
     ] = None,
+    text_column: TextColumn = None,
     as_json: Json = False,
 ) -> None:
     """Measure how well a model predicts a text: loss, perplexity, bits per byte, accuracy."""
     from sparklm.inference.evaluate import evaluate_corpus
     from sparklm.inference.model_zip import load_model
 
-    result = asdict(evaluate_corpus(load_model(model), corpus))
+    result = asdict(evaluate_corpus(load_model(model), corpus, text_column or "text"))
     if as_json:
         print(json.dumps(result))
         return

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+import bz2
+import csv
+import gzip
+import json
+import lzma
 import os
+import re
 from pathlib import Path
 
 import fsspec
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparklm.errors import UserError
-from sparklm.text.corpus import SAMPLE, cut_pieces, list_sources, read_piece
+from sparklm.text.corpus import SAMPLE, Piece, cut_pieces, list_sources
+from sparklm.text.readers import Chunk, read_chunks
+
+
+def chunks_of(pieces: list[Piece], text_column: str = "text") -> list[Chunk]:
+    return [chunk for piece in pieces for chunk in read_chunks(piece, text_column)]
+
+
+def documents(corpus: Path | str, piece_bytes: int = 4 * 2**20, text_column: str = "text") -> list[str]:
+    """The corpus' documents as texts, put together from their chunks."""
+    texts, open_text = [], ""
+    for chunk in chunks_of(cut_pieces(list_sources(str(corpus)), piece_bytes), text_column):
+        open_text = chunk.data.decode() if chunk.starts_document else open_text + chunk.data.decode()
+        if chunk.ends_document:
+            texts.append(open_text)
+    return texts
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -19,27 +42,27 @@ from sparklm.text.corpus import SAMPLE, cut_pieces, list_sources, read_piece
 def test_pieces_of_any_size_join_to_the_whole_text(tmp_path: Path, text: str, piece_bytes: int) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(text.encode())
-    pieces = [read_piece(piece) for piece in cut_pieces(list_sources(str(path)), piece_bytes)]
-    assert "".join(piece.text for piece in pieces) == text
-    assert sum(piece.num_bytes for piece in pieces) == len(text.encode())
-    assert sum(piece.repaired_sequences for piece in pieces) == 0
+    assert documents(path, piece_bytes) == [text]
+    chunks = chunks_of(cut_pieces(list_sources(str(path)), piece_bytes))
+    assert sum(chunk.num_bytes for chunk in chunks) == len(text.encode())
+    assert sum(chunk.repaired_sequences for chunk in chunks) == 0
 
 
 def test_a_line_longer_than_any_piece_is_cut_between_characters(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("é" * 300_000)
-    pieces = [read_piece(piece) for piece in cut_pieces(list_sources(str(path)), 100_001)]
-    assert "".join(piece.text for piece in pieces) == "é" * 300_000
-    assert max(len(piece.text) for piece in pieces) < 100_000
+    chunks = chunks_of(cut_pieces(list_sources(str(path)), 100_001))
+    assert b"".join(chunk.data for chunk in chunks).decode() == "é" * 300_000
+    assert max(len(chunk.data) for chunk in chunks) < 200_000
 
 
 def test_invalid_utf8_is_replaced_and_counted_but_a_real_replacement_character_is_not(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfgood \xff bad \xfe\n" + "\ufffd".encode())
-    (piece,) = cut_pieces(list_sources(str(path)))
-    read = read_piece(piece)
-    assert read.text == "good \ufffd bad \ufffd\n\ufffd"
-    assert read.repaired_sequences == 2
+    (chunk,) = chunks_of(cut_pieces(list_sources(str(path))))
+    assert chunk.data.decode() == "good \ufffd bad \ufffd\n\ufffd"
+    assert chunk.repaired_sequences == 2
+    assert chunk.num_bytes == path.stat().st_size
 
 
 def test_a_folder_gives_its_text_files_in_a_fixed_order(tmp_path: Path) -> None:
@@ -72,22 +95,23 @@ def test_text_is_read_from_other_file_systems_too() -> None:
     fsspec.filesystem("memory").pipe_file("/shelf/b.txt", b"three\n")
     sources = list_sources("memory://shelf")
     assert [source.name for source in sources] == ["a.txt", "b.txt"]
-    assert "".join(read_piece(piece).text for piece in cut_pieces(sources, 4)) == "one\ntwo\nthree\n"
+    assert documents("memory://shelf", piece_bytes=4) == ["one\ntwo\n", "three\n"]
 
 
 def test_the_built_in_sample_is_english_prose_of_some_size() -> None:
     sources = list_sources(SAMPLE)
     assert sum(source.num_bytes for source in sources) > 300_000
     pieces = cut_pieces([source for source in sources if source.name == "lambda"])
-    assert "Lambda expressions" in read_piece(pieces[0]).text
+    (chunk,) = chunks_of(pieces)
+    assert b"Lambda expressions" in chunk.data
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda folder: folder / "missing.txt", "no such file or folder"),
-        (lambda folder: folder, "no text files there"),
-        (lambda folder: f"{folder}/*.txt", "no text files there"),
+        (lambda folder: folder, "no text there"),
+        (lambda folder: f"{folder}/*.txt", "no text there"),
         (lambda folder: "memory://nowhere/at/all", "no such file or folder"),
     ],
 )
@@ -98,15 +122,119 @@ def test_a_corpus_that_is_not_there_is_told(tmp_path: Path, make, message: str) 
 
 def test_a_file_that_is_no_text_is_refused_with_its_name_and_place(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"text\0more")
-    (piece,) = cut_pieces(list_sources(str(tmp_path / "a.txt")))
     with pytest.raises(UserError, match=r"a\.txt holds a zero byte near offset 4"):
-        read_piece(piece)
+        documents(tmp_path / "a.txt")
 
 
 def test_a_file_that_vanishes_is_told_by_name(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("text")
-    (piece,) = cut_pieces(list_sources(str(path)))
+    pieces = cut_pieces(list_sources(str(path)))
     path.unlink()
     with pytest.raises(UserError, match=r"a\.txt cannot be read: No such file"):
-        read_piece(piece)
+        chunks_of(pieces)
+
+
+ROWS = ["First document.\nTwo lines.", "", 'Third: naïve 你好, "quoted"', "Fourth " * 50]
+
+
+def write_jsonl(path: Path, column: str = "text") -> None:
+    path.write_text("".join(json.dumps({"id": n, column: row}) + "\n" for n, row in enumerate(ROWS)))
+
+
+def write_csv(path: Path, column: str = "text") -> None:
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows([["id", column], *enumerate(ROWS)])
+
+
+def write_parquet(path: Path, column: str = "text") -> None:
+    table = pyarrow.table({"id": list(range(len(ROWS))), column: ROWS})
+    pyarrow.parquet.write_table(table, path, row_group_size=1)
+
+
+def write_text(path: Path, column: str = "text") -> None:
+    path.write_text("\n".join(ROWS))
+
+
+WRITERS = {"jsonl": write_jsonl, "csv": write_csv, "parquet": write_parquet, "txt": write_text}
+COMPRESSORS = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": lambda data: pyarrow.compress(data, codec="zstd", asbytes=True),
+}
+
+
+@pytest.mark.parametrize("piece_bytes", [10, 150, 10**6])
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_rows_are_documents_wherever_the_file_is_cut(tmp_path: Path, kind: str, piece_bytes: int) -> None:
+    WRITERS[kind](tmp_path / f"a.{kind}")
+    assert documents(tmp_path, piece_bytes) == ROWS
+    WRITERS[kind](tmp_path / f"a.{kind}", "body")
+    assert documents(tmp_path, piece_bytes, text_column="body") == ROWS
+
+
+def test_every_row_has_a_name_of_its_own_however_the_file_is_cut(tmp_path: Path) -> None:
+    for kind in ("jsonl", "parquet"):
+        WRITERS[kind](tmp_path / f"a.{kind}")
+        sources = list_sources(str(tmp_path / f"a.{kind}"))
+        names = [[chunk.document for chunk in chunks_of(cut_pieces(sources, size))] for size in (20, 10**6)]
+        assert names[0] == names[1]
+        assert len(set(names[0])) == len(ROWS)
+
+
+@pytest.mark.parametrize("compression", COMPRESSORS)
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "txt"])
+def test_compressed_files_say_the_same(tmp_path: Path, kind: str, compression: str) -> None:
+    plain = tmp_path / f"a.{kind}"
+    WRITERS[kind](plain)
+    packed = tmp_path / f"a.{kind}.{compression}"
+    packed.write_bytes(COMPRESSORS[compression](plain.read_bytes()))
+    assert documents(packed) == documents(plain)
+
+
+def test_a_long_compressed_text_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparklm.text.readers.CHUNK_BYTES", 1000)
+    text = "".join(f"line {number} é\n" for number in range(900)) + "é" * 5000
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text.encode()))
+    assert documents(tmp_path) == [text]
+    chunks = chunks_of(cut_pieces(list_sources(str(tmp_path))))
+    assert len(chunks) > 10
+    assert max(len(chunk.data) for chunk in chunks) <= 2000
+    assert [chunk.ends_document for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.txt.gz", gzip.compress(os.urandom(5000))[:-20], "a.txt.gz is damaged or cut off"),
+        ("a.txt.gz", b"no gzip", "a.txt.gz is damaged or cut off"),
+        ("a.txt.xz", b"no xz", "a.txt.xz is damaged or cut off"),
+        ("a.txt.bz2", bz2.compress(b"text")[:-5], "a.txt.bz2 is damaged or cut off"),
+        ("a.txt.zst", b"no zstd", "a.txt.zst cannot be read"),
+        ("a.parquet", b"no parquet", "a.parquet cannot be read as parquet"),
+        ("a.jsonl", b'{"text": "ok"}\n{"text": \n', "a.jsonl, byte 15: this line is not JSON"),
+        ("a.jsonl", b'{"body": 1, "title": 2}\n', "no field 'text', only body, title; say which with data.text_column"),
+        ("a.jsonl", b'{"text": 5}\n', "'text' is a int, not a text"),
+        ("a.jsonl", b"[1]\n", "no field 'text', only a list"),
+        ("a.csv", b"id,body\n1,x\n", "a.csv has no column 'text', only id, body; say which with data.text_column"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_with_its_name(
+    tmp_path: Path, name: str, data: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match=re.escape(message)):
+        documents(tmp_path / name)
+
+
+def test_parquet_without_the_column_lists_those_there_are(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", "body")
+    with pytest.raises(UserError, match=r"a\.parquet has no column 'text', only id, body"):
+        documents(tmp_path)
+
+
+def test_kinds_may_be_mixed_in_one_folder(tmp_path: Path) -> None:
+    for kind, write in WRITERS.items():
+        write(tmp_path / f"a.{kind}")
+    assert len(documents(tmp_path)) == 3 * len(ROWS) + 1

@@ -119,7 +119,10 @@ def test_about_the_fraction_of_documents_asked_for_is_validation() -> None:
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=20))
 def test_grouping_keeps_every_piece_in_order(sizes: list[int]) -> None:
-    pieces = [Piece(name=str(n), address=str(n), start=0, stop=size, is_last=True) for n, size in enumerate(sizes)]
+    pieces = [
+        Piece(name=str(n), address=str(n), format="text", compression="none", start=0, stop=size, is_last=True)
+        for n, size in enumerate(sizes)
+    ]
     groups = list(group_pieces(pieces, group_bytes=60))
     assert [piece for group in groups for piece in group] == pieces
     assert all(len(group) == 1 or sum(piece.stop for piece in group) <= 60 for group in groups)
@@ -136,6 +139,26 @@ def test_a_stream_reads_across_shards_as_if_there_were_none(rows: list[list[int]
     start = data.draw(st.integers(0, len(everything) - 1))
     length = data.draw(st.integers(1, len(everything) - start))
     assert stream.read(start, length).tolist() == everything[start : start + length]
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 255), min_size=1, max_size=9), min_size=1, max_size=5),
+    st.integers(1, 12),
+    st.data(),
+)
+def test_windows_are_cut_across_shards_as_if_there_were_none(
+    rows: list[list[int]], window_size: int, data: st.DataObject
+) -> None:
+    everything = [token for row in rows for token in row]
+    if len(everything) <= window_size:
+        return
+    stream = TokenStream(
+        [np.array(row, dtype=np.uint16) for row in rows],
+        [Segment(shard=n, start=0, stop=len(row)) for n, row in enumerate(rows)],
+    )
+    starts = data.draw(st.lists(st.integers(0, len(everything) - window_size - 1), min_size=1, max_size=8))
+    expected = [everything[start : start + window_size + 1] for start in starts]
+    assert stream.windows(np.array(starts), window_size).tolist() == expected
 
 
 def test_empty_and_damaged_documents_are_counted(tmp_path: Path) -> None:
@@ -235,7 +258,7 @@ def test_the_tokenizer_sample_is_bounded_and_spread(tmp_path: Path) -> None:
     from sparklm.text.corpus import cut_pieces, list_sources
 
     pieces = cut_pieces(list_sources(str(tmp_path / "corpus")))
-    assert len(list(sample_texts(pieces, limit_bytes=500))) == 5
+    assert len(list(sample_texts(pieces, "text", limit_bytes=500))) == 5
 
 
 def test_the_manifest_accounts_for_every_shard(tmp_path: Path) -> None:

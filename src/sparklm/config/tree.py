@@ -42,6 +42,9 @@ class DataConfig(Section):
     overlap: Annotated[int, Field(ge=0)] | None = Field(
         None, description="tokens neighbouring windows share, instead of stride"
     )
+    text_column: NonEmptyText = Field(
+        "text", description="field or column that holds the text of jsonl, csv and parquet"
+    )
     split: Literal["auto", "document", "tail"] = Field("auto", description="how validation text is chosen")
     validation_fraction: Fraction = Field(0.1, description="part of the text kept for validation; 0 = none")
     embeddings: NonEmptyText | None = Field(None, description="file of precomputed token embeddings")

@@ -10,7 +10,8 @@ import torch
 
 from sparklm.errors import UserError
 from sparklm.inference.model_zip import TrainedModel
-from sparklm.text.corpus import SAMPLE, cut_pieces, list_sources, read_piece
+from sparklm.text.corpus import SAMPLE, cut_pieces, list_sources
+from sparklm.text.readers import read_chunks
 from sparklm.text.shards import Segment, TokenStream
 from sparklm.training.loop import evaluate
 
@@ -27,16 +28,16 @@ class CorpusEvaluation:
     text_bytes: int
 
 
-def evaluate_corpus(trained: TrainedModel, corpus: str | None) -> CorpusEvaluation:
+def evaluate_corpus(trained: TrainedModel, corpus: str | None, text_column: str = "text") -> CorpusEvaluation:
     """Score a corpus: every token that falls into a whole window of the model's context, once."""
     tokenizer = trained.tokenizer
     rows, text_bytes = [], 0
     for piece in cut_pieces(list_sources(corpus or SAMPLE)):
-        read = read_piece(piece)
-        text_bytes += len(read.data)
-        rows.append(tokenizer.encode_utf8(read.data))
-        if piece.is_last:
-            rows.append(np.array([tokenizer.end_of_text], dtype=np.uint32))
+        for chunk in read_chunks(piece, text_column):
+            text_bytes += len(chunk.data)
+            rows.append(tokenizer.encode_utf8(chunk.data))
+            if chunk.ends_document:
+                rows.append(np.array([tokenizer.end_of_text], dtype=np.uint32))
     tokens = np.concatenate(rows)
     stream = TokenStream([tokens], [Segment(shard=0, start=0, stop=len(tokens))])
     window_size = min(trained.model.shape.context_length, max(1, len(tokens) - 1))

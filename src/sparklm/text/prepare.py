@@ -19,7 +19,8 @@ from pydantic import BaseModel, ConfigDict
 from sparklm.config import DataConfig
 from sparklm.errors import UserError
 from sparklm.storage import Folder
-from sparklm.text.corpus import SAMPLE, Piece, Source, cut_pieces, list_sources, read_piece
+from sparklm.text.corpus import SAMPLE, Piece, Source, cut_pieces, list_sources
+from sparklm.text.readers import read_chunks
 from sparklm.text.shards import (
     DATASET_FORMAT,
     MANIFEST,
@@ -51,6 +52,7 @@ class ShardRequest(BaseModel):
     tokenizer_sha256: str
     number: int
     pieces: list[Piece]
+    text_column: str
     validation_fraction: float  # of documents; 0 puts everything into the train shard
 
 
@@ -107,7 +109,7 @@ def _make_dataset(
     if not any(source.num_bytes for source in sources):
         raise UserError(f"{corpus_address(data)} is empty: there is no text to train on")
     pieces = cut_pieces(sources)
-    tokenizer = make_tokenizer(data.tokenizer, sample_texts(pieces), data.vocab_size)
+    tokenizer = make_tokenizer(data.tokenizer, sample_texts(pieces, data.text_column), data.vocab_size)
     folder.write_text(TOKENIZER, tokenizer.to_json())
     rule = data.split if data.split != "auto" else "tail" if len(sources) < FEW_DOCUMENTS else "document"
     results = encode_shards(
@@ -117,6 +119,7 @@ def _make_dataset(
                 tokenizer_sha256=tokenizer.fingerprint,
                 number=number,
                 pieces=group,
+                text_column=data.text_column,
                 validation_fraction=data.validation_fraction if rule == "document" else 0.0,
             )
             for number, group in enumerate(group_pieces(pieces, SHARD_TEXT_BYTES))
@@ -148,26 +151,29 @@ def encode_shard(request: ShardRequest) -> ShardResult:
     """Read, encode and write one shard. May run anywhere, any number of times."""
     folder = Folder(request.dataset_url)
     tokenizer = _load_tokenizer(folder, request.tokenizer_sha256)
+    end_of_text = np.array([tokenizer.end_of_text], dtype=np.uint32)
     rows: dict[Split, list[TokenArray]] = {"train": [], "validation": []}
     counts = Counts()
     repaired_documents: set[str] = set()
     for piece in request.pieces:
-        read = read_piece(piece)
-        is_empty = piece.is_whole_document and not read.data.strip()
-        counts += Counts(
-            documents=int(piece.is_last),
-            empty_documents=int(is_empty),
-            repaired_sequences=read.repaired_sequences,
-            text_bytes=read.num_bytes,
-        )
-        if read.repaired_sequences:
-            repaired_documents.add(piece.name)
-        if is_empty:
-            continue
-        row = rows[split_of(piece.name, request.validation_fraction)]
-        row.append(tokenizer.encode_utf8(read.data))
-        if piece.is_last:
-            row.append(np.array([tokenizer.end_of_text], dtype=np.uint32))
+        has_text = True  # of a document that began in an earlier piece, that is assumed
+        for chunk in read_chunks(piece, request.text_column):
+            has_text = bool(chunk.data.strip()) or (has_text and not chunk.starts_document)
+            is_empty = chunk.ends_document and not has_text
+            counts += Counts(
+                documents=int(chunk.ends_document),
+                empty_documents=int(is_empty),
+                repaired_sequences=chunk.repaired_sequences,
+                text_bytes=chunk.num_bytes,
+            )
+            if chunk.repaired_sequences:
+                repaired_documents.add(chunk.document)
+            if is_empty:
+                continue
+            row = rows[split_of(chunk.document, request.validation_fraction)]
+            row.append(tokenizer.encode_utf8(chunk.data))
+            if chunk.ends_document:
+                row.append(end_of_text)
     return ShardResult(
         shards={
             split: write_shard(folder, request.number, split, np.concatenate(row), tokenizer.vocab_size)
@@ -224,15 +230,15 @@ def group_pieces(pieces: list[Piece], group_bytes: int) -> Iterator[list[Piece]]
     yield group
 
 
-def sample_texts(pieces: list[Piece], limit_bytes: int = TOKENIZER_SAMPLE_BYTES) -> Iterator[str]:
+def sample_texts(pieces: list[Piece], text_column: str, limit_bytes: int = TOKENIZER_SAMPLE_BYTES) -> Iterator[str]:
     """Read pieces from all over the corpus, in a fixed random order, until there is enough to train a tokenizer."""
     total = 0
     for number in permute(np.arange(len(pieces)), len(pieces), key=derive_seed(_SPLIT_SEED)):
-        read = read_piece(pieces[number])
-        yield read.text
-        total += read.num_bytes
-        if total >= limit_bytes:
-            return
+        for chunk in read_chunks(pieces[number], text_column):
+            yield chunk.data.decode()
+            total += len(chunk.data)
+            if total >= limit_bytes:
+                return
 
 
 def _assign(results: list[ShardResult]) -> tuple[list[Shard], dict[Split, list[Segment]]]:
@@ -248,7 +254,7 @@ def _assign(results: list[ShardResult]) -> tuple[list[Shard], dict[Split, list[S
 
 def _fingerprint(data: DataConfig, sources: list[Source]) -> str:
     """Hash everything that decides what the dataset holds."""
-    settings = data.model_dump(include={"tokenizer", "vocab_size", "split", "validation_fraction"})
+    settings = data.model_dump(include={"tokenizer", "vocab_size", "split", "validation_fraction", "text_column"})
     settings["smallest_tail"] = data.window_size + 1
     value = {"settings": settings, "sources": [asdict(source) for source in sources]}
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -146,8 +146,21 @@ class TokenStream:
         return tokens
 
     def windows(self, starts: Int64Array, window_size: int) -> Int64Array:
-        """Cut out windows of `window_size + 1` tokens: an array of shape (len(starts), window_size + 1)."""
-        return np.stack([self.read(int(start), window_size + 1) for start in starts])
+        """Cut out windows of `window_size + 1` tokens: an array of shape (len(starts), window_size + 1).
+
+        Windows that lie in one shard, nearly all, are gathered shard by shard in one indexing each.
+        """
+        windows = np.empty((len(starts), window_size + 1), dtype=np.int64)
+        first_parts = np.searchsorted(self._starts, starts, side="right") - 1
+        last_parts = np.searchsorted(self._starts, starts + window_size, side="right") - 1
+        steps = np.arange(window_size + 1)
+        for part in np.unique(first_parts):
+            inside = np.flatnonzero((first_parts == part) & (last_parts == part))
+            offsets = starts[inside] - self._starts[part]
+            windows[inside] = self._parts[part][offsets[:, None] + steps]
+        for row in np.flatnonzero(first_parts != last_parts):
+            windows[row] = self.read(int(starts[row]), window_size + 1)
+        return windows
 
 
 class Dataset:
