@@ -177,9 +177,14 @@ def test_preparing_again_does_nothing_and_other_text_is_refused(tmp_path: Path) 
         raise AssertionError("the work was done twice")
 
     assert make(tmp_path, encode=never) == first
-    write_corpus(tmp_path, a="other text")
-    with pytest.raises(UserError, match="other text or settings"):
+    write_corpus(tmp_path, a="other text", b="more")
+    with pytest.raises(UserError, match=r"other text or settings:\n  1 new: b\.txt\n  1 changed: a\.txt\n"):
         make(tmp_path)
+    (tmp_path / "corpus" / "a.txt").unlink()
+    with pytest.raises(
+        UserError, match=r"validation_fraction: 0\.1 there, 0\.5 here\n  1 new: b\.txt\n  1 gone: a\.txt\n"
+    ):
+        make(tmp_path, validation_fraction=0.5)
 
 
 def test_an_interrupted_preparation_is_finished_with_the_bytes_of_a_clean_one(tmp_path: Path, monkeypatch) -> None:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +24,9 @@ from sparklm.text.shards import (
     MANIFEST,
     TOKENIZER,
     Counts,
+    Input,
     Manifest,
+    Request,
     Segment,
     Shard,
     Split,
@@ -72,14 +72,14 @@ EncodeShards = Callable[[list[ShardRequest]], list[ShardResult]]
 def prepare(data: DataConfig, folder: Folder, encode_shards: EncodeShards) -> Manifest:
     """Make the dataset in `folder`, or return the one that is there if it came from the same request."""
     sources = list_sources(corpus_address(data))
-    request = _fingerprint(data, sources)
+    request = _request(data, sources)
     if folder.exists(MANIFEST):
         manifest = read_manifest(folder)
         if manifest.request == request:
             return manifest
+        listing = "\n".join(f"  {change}" for change in request.changes_since(manifest.request))
         raise UserError(
-            f"{folder} holds a dataset of other text or settings than {corpus_address(data)}; "
-            "choose another place or delete it"
+            f"{folder} holds a dataset of other text or settings:\n{listing}\nChoose another place, or delete it"
         )
     is_new = not folder.exists()
     try:
@@ -93,7 +93,7 @@ def prepare(data: DataConfig, folder: Folder, encode_shards: EncodeShards) -> Ma
 def is_unchanged(data: DataConfig, manifest: Manifest) -> bool:
     """Say whether the corpus is still what a dataset was made from; True where there is no corpus left to compare."""
     try:
-        return manifest.request == _fingerprint(data, list_sources(corpus_address(data)))
+        return manifest.request == _request(data, list_sources(corpus_address(data)))
     except UserError:
         return True
 
@@ -104,7 +104,7 @@ def corpus_address(data: DataConfig) -> str:
 
 
 def _make_dataset(
-    data: DataConfig, sources: list[Source], request: str, folder: Folder, encode_shards: EncodeShards
+    data: DataConfig, sources: list[Source], request: Request, folder: Folder, encode_shards: EncodeShards
 ) -> Manifest:
     if not any(source.num_bytes for source in sources):
         raise UserError(f"{corpus_address(data)} is empty: there is no text to train on")
@@ -252,9 +252,12 @@ def _assign(results: list[ShardResult]) -> tuple[list[Shard], dict[Split, list[S
     return shards, splits
 
 
-def _fingerprint(data: DataConfig, sources: list[Source]) -> str:
-    """Hash everything that decides what the dataset holds."""
-    settings = data.model_dump(include={"tokenizer", "vocab_size", "split", "validation_fraction", "text_column"})
-    settings["smallest_tail"] = data.window_size + 1
-    value = {"settings": settings, "sources": [asdict(source) for source in sources]}
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+def _request(data: DataConfig, sources: list[Source]) -> Request:
+    """Put together everything that decides what the dataset holds."""
+    names = {"tokenizer", "vocab_size", "split", "validation_fraction", "text_column"}
+    corpus = corpus_address(data)
+    return Request(
+        corpus=corpus if corpus == SAMPLE else Folder(corpus).absolute().url,
+        settings={**data.model_dump(include=names), "smallest validation tail": data.window_size + 1},
+        inputs=[Input(name=file.name, num_bytes=file.num_bytes, modified=file.modified) for file in sources],
+    )

@@ -63,11 +63,48 @@ class Counts(_Record):
         return Counts(**{name: getattr(self, name) + getattr(other, name) for name in Counts.model_fields})
 
 
+class Input(_Record):
+    """One file as it was when it was read."""
+
+    name: str
+    num_bytes: int
+    modified: str
+
+
+class Request(_Record):
+    """What a dataset was made from: the same request gives the same dataset."""
+
+    corpus: str
+    settings: dict[str, str | int | float | None]
+    inputs: list[Input]
+
+    def changes_since(self, old: Request) -> list[str]:
+        """Say what is not as it was, a line each."""
+        lines = [
+            f"{name}: {old.settings.get(name)!r} there, {value!r} here"
+            for name, value in self.settings.items()
+            if old.settings.get(name) != value
+        ]
+        before, now = ({file.name: file for file in request.inputs} for request in (old, self))
+        kinds = {
+            "new": now.keys() - before.keys(),
+            "gone": before.keys() - now.keys(),
+            "changed": {name for name in before.keys() & now.keys() if before[name] != now[name]},
+        }
+        for kind, names in kinds.items():
+            if names:
+                shown = ", ".join(sorted(names)[:5])
+                lines.append(f"{len(names)} {kind}: {shown}{' …' if len(names) > 5 else ''}")
+        if self.corpus != old.corpus and not lines:
+            lines.append(f"corpus: {old.corpus} there, {self.corpus} here")
+        return lines
+
+
 class Manifest(_Record):
     """Everything there is to know about a dataset."""
 
     format: str
-    request: str
+    request: Request
     tokenizer_sha256: str
     vocab_size: int
     dtype: Literal["uint16", "uint32"]
