@@ -9,7 +9,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
+import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 
     from sparklm.config import Config
     from sparklm.config.resolve import Resolution
+    from sparklm.storage import Folder
     from sparklm.training.placement import Placement
 
 app = typer.Typer(
@@ -36,7 +41,7 @@ app = typer.Typer(
 
 Corpus = Annotated[
     str | None,
-    typer.Argument(metavar="[CORPUS]", help="Text file, folder, glob or prepared dataset; none = the built-in sample."),
+    typer.Argument(metavar="CORPUS", help="Text file, folder, glob or prepared dataset; none = the built-in sample."),
 ]
 ConfigFile = Annotated[
     str | None, typer.Option("-c", "--config", metavar="FILE", help="Settings in .conf (HOCON), .yaml, .toml or .json.")
@@ -88,7 +93,7 @@ def train(
     text_column: TextColumn = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a model: the whole job, from raw text to a model that speaks."""
+    """Train a model, from raw text to text of its own."""
     from sparklm.progress import ConsoleWatcher
     from sparklm.storage import Folder
 
@@ -99,25 +104,29 @@ def train(
     with ConsoleWatcher(_console(), quiet) as watcher:
         for note in resolution.notes:
             watcher.note(f"note: {note}")
+        _check_placement(resolved)
+        from sparklm import job
+
+        job.check(resolved, folder)
         if resolved.spark.master != "none":
             watcher.stage(f"Starting Spark {resolved.spark.master}")
-        placement = _placement(resolved)
         try:
-            from sparklm import job
-
-            result = job.train(resolved, folder, placement, watcher, keep_text=resume)
+            with _placed(resolved) as placement:
+                result = job.train(resolved, folder, placement, watcher, keep_text=resume)
+                watcher.close()
         except KeyboardInterrupt:
-            watcher.note(f"interrupted; go on with: sparklm train --run {folder} --resume")
+            watcher.close()
+            watcher.note(_after_interrupt(folder))
             raise
-        finally:
-            placement.stop()
     record = result.model_record
+    seconds = sum(entry.TimeStamp for entry in result.records) / 1000
     print(f"\n{result.sample}\n")
     if record.ValidationLoss is not None:
         print(f"validation loss {record.ValidationLoss:.4f}, perplexity {record.Perplexity:.2f}")
-    print(f"training loss {record.TrainingLoss:.4f}, {len(result.records)} epochs, {result.training_seconds:.1f} s")
+    print(f"training loss {record.TrainingLoss:.4f}, {job.count(len(result.records), 'epoch')} in {seconds:.1f} s")
     print("\n".join(f"  {file}" for file in result.files))
-    print(f'try: sparklm generate {folder} "Once upon a time"')
+    opening = " ".join(result.sample.split()[:3])
+    print(f"try: {_program()} generate {folder} {shlex.quote(opening)}")
 
 
 @app.command()
@@ -130,30 +139,29 @@ def prepare(
     preset: Preset = None,
     master: Master = None,
 ) -> None:
-    """Turn raw text into a dataset of token shards, the first stage alone."""
+    """Turn raw text into a dataset, the first stage alone."""
     from sparklm.job import describe_counts
     from sparklm.storage import Folder
+    from sparklm.text.corpus import list_sources
+    from sparklm.text.prepare import corpus_address
     from sparklm.text.prepare import prepare as prepare_dataset
 
     flags = {"data.corpus": corpus, "data.text_column": text_column, "spark.master": master}
     resolution = _resolve(preset, config, assignments, flags)
-    placement = _placement(resolution.config)
-    try:
+    _check_placement(resolution.config)
+    list_sources(corpus_address(resolution.config.data))  # before Spark is started
+    with _placed(resolution.config) as placement:
         manifest = prepare_dataset(resolution.config.data, Folder(out), placement.encode_shards)
-    finally:
-        placement.stop()
-    print("\n".join([*describe_counts(manifest), f"  {Folder(out).address('manifest.json')}"]))
+    print("\n".join([*describe_counts(manifest), f"  {out}", f"next: {_program()} train {out}"]))
 
 
 @app.command()
 def generate(
     model: Model,
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What the text starts with.")] = "",
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Tokens to add.")] = 100,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 = always the likeliest token.")] = 0.8,
-    top_k: Annotated[
-        int | None, typer.Option("--top-k", min=1, help="Choose among this many likeliest tokens.")
-    ] = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Tokens to add.")] = 120,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 = always the likeliest token.")] = 0.7,
+    top_k: Annotated[int, typer.Option("--top-k", min=1, help="Choose among this many likeliest tokens.")] = 50,
     top_p: Annotated[
         float | None, typer.Option("--top-p", min=0.0, max=1.0, help="Choose among the likeliest with this total.")
     ] = None,
@@ -197,12 +205,15 @@ def predict(
 def evaluate(
     model: Model,
     corpus: Annotated[
-        str | None, typer.Argument(metavar="[CORPUS]", help="Text file, folder or glob; none = the built-in sample.")
+        str | None, typer.Argument(metavar="CORPUS", help="Text file, folder or glob; none = the built-in sample.")
     ] = None,
     text_column: TextColumn = None,
     as_json: Json = False,
 ) -> None:
-    """Measure how well a model predicts a text: loss, perplexity, bits per byte, accuracy."""
+    """Measure how well a model predicts a text.
+
+    Loss, perplexity, bits per byte, accuracy. Of a prepared dataset, the validation part is measured.
+    """
     from sparklm.inference.evaluate import evaluate_corpus
     from sparklm.inference.model_zip import load_model
 
@@ -220,7 +231,7 @@ def evaluate(
 
 @app.command()
 def report(run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder.")]) -> None:
-    """Show what a run did: its epochs, its statistics, its sample."""
+    """Show a run: its epochs, its statistics, its sample."""
     from sparklm.report.text import report_text
     from sparklm.storage import Folder
 
@@ -236,7 +247,7 @@ def show_config(
     master: Master = None,
     as_json: Json = False,
 ) -> None:
-    """Show every setting, its value and where the value came from."""
+    """Show every setting, its value and its origin."""
     from sparklm.config.resolve import describe
 
     resolution = _resolve(preset, config, assignments, {"data.corpus": corpus, "spark.master": master})
@@ -323,20 +334,50 @@ def _new_run_name() -> str:
     return next(name for name in (base, *(f"{base}-{number}" for number in range(2, 100))) if not os.path.exists(name))
 
 
-def _placement(config: Config) -> Placement:
+def _check_placement(config: Config) -> None:
+    """Find out at once, before anything is imported or started, that the work cannot run where it is to run."""
     if config.spark.master == "none":
         from sparklm.training.loop import choose_device
-        from sparklm.training.placement import InProcess
 
         choose_device(config.training.device)
-        return InProcess()
-    from sparklm.spark.session import check_java, check_master
+    else:
+        from sparklm.spark.session import check_java, check_master
 
-    check_master(config.spark.master)  # both before the imports below, so that they are told at once
-    check_java()
-    from sparklm.spark.placement import OnSpark
+        check_master(config.spark.master)
+        check_java()
 
-    return OnSpark(config.spark)
+
+@contextmanager
+def _placed(config: Config) -> Iterator[Placement]:
+    """Have a place for the work, and give it back."""
+    placement: Placement
+    if config.spark.master == "none":
+        from sparklm.training.placement import InProcess
+
+        placement = InProcess()
+    else:
+        from sparklm.spark.placement import OnSpark
+
+        placement = OnSpark(config.spark)
+    try:
+        yield placement
+    finally:
+        placement.stop()
+
+
+def _after_interrupt(run: Folder) -> str:
+    """Say how to go on."""
+    from sparklm.training.run import CONFIG
+
+    if run.exists(CONFIG):
+        return f"interrupted; go on with: {_program()} train --run {run} --resume"
+    return "interrupted before training began; the same command starts again"
+
+
+def _program() -> str:
+    """Give what to type for this program: its name where the shell finds it, else the path it was started by."""
+    name = os.path.basename(sys.argv[0])
+    return "sparklm" if name != "sparklm" or shutil.which("sparklm") else os.path.relpath(sys.argv[0])
 
 
 def _tell(note: str | None) -> None:

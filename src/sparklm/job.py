@@ -20,13 +20,14 @@ from sparklm.inference.generate import Sampling, generate_text
 from sparklm.inference.model_zip import TrainedModel, load_model, pack_model
 from sparklm.models.gpt import GptShape
 from sparklm.storage import Folder, split_address
+from sparklm.text.corpus import list_sources
 from sparklm.text.prepare import corpus_address, is_unchanged, prepare
 from sparklm.text.shards import Dataset, Manifest, is_dataset, read_manifest
 from sparklm.training.checkpoint import load_tensors, read_commit
 from sparklm.training.fit import FitResult, Watcher, fit
 from sparklm.training.metrics import METRICS, EpochRecord
 from sparklm.training.placement import Placement
-from sparklm.training.run import CONFIG, RunRecord, check_same_run, create_run, make_plan
+from sparklm.training.run import CONFIG, ProgressFile, RunRecord, check_same_run, create_run, latest_step, make_plan
 
 MODEL, SAMPLE_TEXT, STATS_JSON, STATS_TEXT = "model.zip", "sample.txt", "stats.json", "stats.txt"
 
@@ -48,7 +49,6 @@ class JobResult:
     records: Sequence[EpochRecord]
     model_record: EpochRecord
     sample: str
-    training_seconds: float
     files: Sequence[str]
 
 
@@ -60,21 +60,25 @@ def train(
     A run that has begun goes on with the tokens it began with. If the text has changed since, that is refused, unless
     `keep_text` says that the old text is meant.
     """
+    check(config, run)
     began = time.monotonic()
-    _check_outputs(config)
     if run.exists(CONFIG):
         record, manifest = _reopen(config, run, keep_text)
+        if latest_step(run) == 0:
+            watcher.note("this run has no checkpoint yet: training starts from the beginning")
     else:
         record, manifest = _begin(config, run, placement, watcher)
     prepared = time.monotonic()
     plan = make_plan(config, manifest)
-    threads = "1 thread" if record.threads == 1 else f"{record.threads} threads"
-    watcher.stage(f"Training in {placement.description}, {plan.total_steps} steps, {threads}")
+    watcher.stage(
+        f"Training in {placement.description}, {count(plan.total_steps, 'step')}, {count(record.threads, 'thread')}"
+    )
     result = fit(run, record, plan, placement, watcher)
     trained_at = time.monotonic()
     if result.stopped_early:
         watcher.note(f"stopped early after epoch {len(result.records)}: validation no longer improves")
     watcher.stage("Writing the model")
+    run.remove(ProgressFile.NAME)
     dataset = Dataset(record.dataset_folder(run))
     trained = _write_model(run, config, dataset, result)
     sample = _write_sample(run, config, trained, dataset, watcher)
@@ -85,9 +89,26 @@ def train(
         records=result.records,
         model_record=result.model_record,
         sample=sample,
-        training_seconds=seconds["train"],
         files=_copy_outputs(run, config),
     )
+
+
+def check(config: Config, run: Folder) -> None:
+    """Refuse, before any work, what can be seen to be wrong: another run, missing text, places closed to us."""
+    local = run.local_path()
+    if local is not None and local.exists() and not local.is_dir():
+        raise UserError(f"--run {run} is a file; a run needs a folder of its own")
+    if run.exists(CONFIG):
+        check_same_run(run, config)
+    else:
+        others = set(run.names()) - {"dataset"}
+        if others:
+            raise UserError(f"{run} is not empty and holds no run ({min(others)} is there); choose another --run")
+        if config.data.corpus is None or not is_dataset(config.data.corpus):
+            list_sources(corpus_address(config.data))
+    run.check_writable()
+    for _, folder, _ in _output_targets(config):
+        folder.check_writable()
 
 
 def _reopen(config: Config, run: Folder, keep_text: bool) -> tuple[RunRecord, Manifest]:
@@ -129,16 +150,23 @@ def describe_counts(manifest: Manifest) -> list[str]:
     """Say what was read, and what had to be repaired or left out."""
     counts = manifest.counts
     lines = [
-        f"{counts.documents} documents, {counts.text_bytes / 1e6:.2f} MB of text, {manifest.num_tokens('train'):,} "
-        f"training and {manifest.num_tokens('validation'):,} validation tokens, vocabulary {manifest.vocab_size:,}"
+        f"{count(counts.documents, 'document')}, {counts.text_bytes / 1e6:.2f} MB of text, "
+        f"{manifest.num_tokens('train'):,} training and {manifest.num_tokens('validation'):,} validation tokens, "
+        f"vocabulary {manifest.vocab_size:,}"
     ]
     if counts.repaired_sequences:
         lines.append(
-            f"repaired {counts.repaired_sequences} invalid UTF-8 sequences in {counts.repaired_documents} documents"
+            f"repaired {count(counts.repaired_sequences, 'invalid UTF-8 sequence')} in "
+            f"{count(counts.repaired_documents, 'document')}"
         )
     if counts.empty_documents:
-        lines.append(f"left out {counts.empty_documents} empty documents")
+        lines.append(f"of these, left out {count(counts.empty_documents, 'empty document')}")
     return lines
+
+
+def count(number: int, noun: str) -> str:
+    """Give a number of things in words: `1 epoch`, `2 epochs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _threads(config: Config, placement: Placement) -> int:
@@ -250,12 +278,6 @@ def _output_targets(config: Config) -> list[tuple[str, Folder, str]]:
             is_folder = address.endswith("/") or (local is not None and local.is_dir())
             targets.append((name, Folder(address), name) if is_folder else (name, *split_address(address)))
     return targets
-
-
-def _check_outputs(config: Config) -> None:
-    """Find out before training, not after it, that a copy cannot be written."""
-    for _, folder, _ in _output_targets(config):
-        folder.check_writable()
 
 
 def _copy_outputs(run: Folder, config: Config) -> list[str]:

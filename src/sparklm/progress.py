@@ -48,6 +48,10 @@ class ConsoleWatcher:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the bar down; what is said after this stays the last thing on the screen."""
         self._progress.stop()
 
     def stage(self, text: str) -> None:
@@ -64,7 +68,9 @@ class ConsoleWatcher:
         """Put up the bar."""
         self._plan, self._first_step, self._started_at = plan, step, time.monotonic()
         self._next_plain_line = self._started_at + _PLAIN_INTERVAL_SECONDS
-        if step:
+        if step >= plan.total_steps:
+            self.note("this run is complete: there is nothing left to train")
+        elif step:
             self.note(f"going on from step {step}")
         self._bar = self._progress.add_task("training", total=plan.total_steps, completed=step, figures="")
 

@@ -171,9 +171,9 @@ class Folder:
             with _told(local, "read"):
                 return sorted(os.listdir(local)) if local.is_dir() else []
         filesystem, path = self._remote("")
-        if not filesystem.exists(path):
-            return []
         filesystem.invalidate_cache(path)
+        if not filesystem.isdir(path):
+            return []
         return sorted(entry.rstrip("/").rpartition("/")[2] for entry in filesystem.ls(path, detail=False))
 
     def remove(self, name: str = "") -> None:

@@ -95,9 +95,11 @@ def test_the_whole_journey_without_java(place: Path) -> None:
 
 def test_prepare_then_train_from_its_dataset(place: Path) -> None:
     printed = ok("prepare", "corpus.txt", "--out", "data", "--master", "none", *TINY_FLAGS, cwd=place)
-    assert "1 documents" in printed
-    assert "data/manifest.json" in printed
+    assert "1 document," in printed
+    assert "next: sparklm train data" in printed
     ok("train", "data", "--master", "none", "--run", "run", "--quiet", *TINY_FLAGS, cwd=place)
+    again = sparklm("train", "data", "--master", "none", "--run", "run", *TINY_FLAGS, cwd=place)
+    assert "this run is complete: there is nothing left to train" in again.stderr
     assert not (place / "run" / "dataset").exists()
 
 
@@ -183,7 +185,7 @@ def test_invalid_utf8_is_repaired_and_reported(place: Path) -> None:
     (place / "corpus.txt").write_bytes((SENTENCES * 30).encode() + b"\xff\xfe end")
     result = sparklm("train", "corpus.txt", "--master", "none", "--run", "run", *TINY_FLAGS, cwd=place)
     assert result.returncode == 0
-    assert "repaired 2 invalid UTF-8 sequences in 1 documents" in result.stderr
+    assert "repaired 2 invalid UTF-8 sequences in 1 document" in result.stderr
 
 
 def test_a_prompt_longer_than_the_context_is_cut_and_said_so(finished_run: Path, tmp_path: Path) -> None:
@@ -214,7 +216,8 @@ BAD_INPUT = {
     "not a model": (["generate", "short.txt", "x"], "is not a model zip"),
     "missing model": (["predict", "no.zip", "x"], "no.zip: no such model"),
     "not a run": (["report", "."], "is not a run"),
-    "text as a run": (["train", "--master", "none", "--run", "short.txt"], "short.txt"),
+    "text as a run": (["train", "--master", "none", "--run", "short.txt"], "--run short.txt is a file"),
+    "own folder as a run": (["train", "--master", "none", "--run", "."], "is not empty and holds no run"),
     "prepare nothing": (["prepare", "no.txt", "--out", "run", "--master", "none"], "no such file"),
     "evaluate nothing": (["evaluate", "no.zip", "no.txt"], "no such model"),
     "unknown option": (["train", "--epochs", "3"], "No such option"),
@@ -258,7 +261,7 @@ def test_divergence_is_told_in_one_message_with_exit_code_1(place: Path) -> None
     flags = [*TINY_FLAGS, "--set", "training.learning_rate=1e38", "--set", "training.weight_decay=1"]
     result = sparklm("train", "corpus.txt", *NONE, *flags, cwd=place)
     assert result.returncode == 1
-    assert re.search(r"sparklm: step \d+: loss", result.stderr)
+    assert re.search(r"sparklm: training diverged", result.stderr)
     assert "Traceback" not in result.stderr
 
 

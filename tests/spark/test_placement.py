@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from sparklm.spark.placement import OnSpark
 from sparklm.spark.session import check_java, start_session
 from sparklm.storage import Folder
 from sparklm.training.metrics import read_metrics
-from tests.conftest import DiesAfterOnSpark, SilentWatcher, run_job, tiny_config
+from tests.conftest import SENTENCES, TINY, DiesAfterOnSpark, SilentWatcher, run_job, tiny_config
 
 pytestmark = pytest.mark.spark
 
@@ -113,7 +115,7 @@ def test_what_the_user_did_wrong_comes_back_from_a_task_as_such(on_spark: OnSpar
 
 def test_divergence_comes_back_from_a_task_with_its_step(on_spark: OnSpark, corpus_file: Path, tmp_path: Path) -> None:
     config = tiny_config(corpus_file, "training.learning_rate=1e38", "training.weight_decay=1")
-    with pytest.raises(TrainingDivergedError, match=r"step \d+: loss .*learning rate"):
+    with pytest.raises(TrainingDivergedError, match=r"diverged at step \d+: loss .*learning rate|diverged: step"):
         run_job(config, tmp_path / "run", on_spark)
 
 
@@ -167,6 +169,34 @@ def test_a_java_that_is_too_old_or_broken_is_told(
 def test_an_impossible_master_is_the_users_error(master: str) -> None:
     with pytest.raises(UserError, match="is not a Spark master"):
         start_session(SparkConfig(master=master))
+
+
+@pytest.mark.parametrize("stage", ["Preparing", "step"])
+def test_an_interrupt_ends_a_spark_job_quietly(tmp_path: Path, stage: str) -> None:
+    (tmp_path / "corpus.txt").write_text(SENTENCES * (30 if stage == "step" else 200_000))
+    flags = [part for assignment in (*TINY, "training.epochs=100000") for part in ("--set", assignment)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sparklm", "train", "corpus.txt", "--master", "local[1]", "--run", "run", *flags],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    sign = tmp_path / "run" / ("dataset/tokenizer.json" if stage == "Preparing" else "metrics.csv")
+    deadline = time.monotonic() + 120
+    while not sign.exists():
+        assert time.monotonic() < deadline, "nothing happened within two minutes"
+        time.sleep(0.05)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    expected = (
+        "the same command starts again" if stage == "Preparing" else "go on with: sparklm train --run run --resume"
+    )
+    assert errors.strip().endswith(expected)
+    for noise in ("Traceback", "ERROR", "Exception", "incubator"):
+        assert noise not in errors
 
 
 def test_java_here_is_good_enough() -> None:

@@ -92,7 +92,7 @@ def test_all_problems_are_told_at_once_with_value_source_allowed_and_nearest_key
         ("model.head_size=3", "must be even"),
         ("model.context_length=4", "is longer than model.context_length 4"),
         ("training.epochs=0", "greater than or equal to 1"),
-        ("distributed.replicas=2", "less than or equal to 1"),
+        ("distributed.replicas=2", "only one replica can be trained for now"),
         ("data.validation_fraction=1", "less than 1"),
         ("spark.mastr=local", "did you mean spark.master"),
         ("epochs=3", "did you mean training.epochs"),

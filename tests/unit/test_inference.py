@@ -27,6 +27,8 @@ from sparklm.inference.generate import (
 from sparklm.inference.model_zip import TrainedModel, load_model
 from sparklm.report.text import report_text
 from sparklm.storage import Folder
+from sparklm.text.tokenizer_kinds import make_tokenizer
+from tests.conftest import run_job, tiny_config
 
 
 @pytest.fixture(scope="module")
@@ -242,6 +244,36 @@ def test_evaluation_agrees_with_the_recorded_validation(finished_run: Path, corp
     # one byte is one token here, but for the end of the document
     assert result.bits_per_byte == pytest.approx(result.loss / math.log(2), rel=0.01)
     assert result.accuracy == pytest.approx(recorded.ValidationAccuracy)
+
+
+def test_the_validation_part_of_a_dataset_is_evaluated(finished_run: Path, tmp_path: Path) -> None:
+    from sparklm.training.metrics import read_metrics
+
+    result = evaluate_corpus(load_model(str(finished_run)), str(finished_run / "dataset"))
+    recorded = read_metrics(Folder(str(finished_run)))[-1]
+    assert result.loss == pytest.approx(recorded.ValidationLoss, rel=1e-5)
+    assert result.accuracy == pytest.approx(recorded.ValidationAccuracy)
+    shutil.copytree(finished_run / "dataset", tmp_path / "other")
+    folder = Folder(str(tmp_path / "other"))
+    tokenizer = make_tokenizer("char", ["abc"], None)
+    folder.write_text("tokenizer.json", tokenizer.to_json())
+    folder.write_json("manifest.json", folder.read_json("manifest.json") | {"tokenizer_sha256": tokenizer.fingerprint})
+    with pytest.raises(UserError, match="was made with another tokenizer"):
+        evaluate_corpus(load_model(str(finished_run)), str(tmp_path / "other"))
+
+
+def test_a_prompt_with_unknown_characters_stays_whole_and_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("abc " * 200)
+    run_job(tiny_config(tmp_path / "a.txt", "data.tokenizer=char"), tmp_path / "run")
+    generated = generate_text(load_model(str(tmp_path / "run")), "a€b日", 4, Sampling(temperature=0))
+    assert generated.text.startswith("a€b日")
+    assert generated.note == "2 tokens of the prompt are unknown to this model"
+
+
+def test_a_folder_without_a_model_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(UserError, match="there is no model in the folder"):
+        load_model(str(tmp_path))
 
 
 def test_a_text_shorter_than_the_context_is_still_evaluated(trained: TrainedModel, tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import models, pre_tokenizers
 
 from sparklm.errors import UserError
-from sparklm.text.tokenizer import END_OF_TEXT, Tokenizer
-from sparklm.text.tokenizer_kinds import UNKNOWN, _train_merges, choose_vocab_size, make_tokenizer
+from sparklm.text.tokenizer import END_OF_TEXT, UNKNOWN, Tokenizer
+from sparklm.text.tokenizer_kinds import _train_merges, choose_vocab_size, make_tokenizer
 
 PROSE = ["The cat sat on the mat; the dog didn't.\n\n" * 50, "Numbers 1234 and naïve café, 你好 🙂.\n" * 20]
 BPE = make_tokenizer("bpe", PROSE, 300)

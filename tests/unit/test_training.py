@@ -245,7 +245,8 @@ def test_nan_stops_training_before_the_update_and_names_step_rate_and_norm(corpu
         trainer.model.model.norm.weight[0] = math.nan
     before = trainer.model.model.embed_tokens.weight.clone()
     with pytest.raises(
-        TrainingDivergedError, match=r"step 0: loss nan, gradient norm nan, learning rate .* last checkpoint is good"
+        TrainingDivergedError,
+        match=r"diverged at step 0: loss nan, gradient norm nan, learning rate .* new run",
     ):
         trainer.run(Round(replica=0, epoch=0, start=0, stop=1, ends_epoch=False))
     assert torch.equal(trainer.model.model.embed_tokens.weight, before)
@@ -387,6 +388,23 @@ def test_a_prepared_dataset_can_be_the_corpus(finished_run: Path, tmp_path: Path
     run_job(tiny_config(finished_run / "dataset"), tmp_path / "run")
     assert (tmp_path / "run" / "model.zip").read_bytes() == (finished_run / "model.zip").read_bytes()
     assert not (tmp_path / "run" / "dataset").exists()
+
+
+def test_a_folder_with_other_things_in_it_is_no_place_for_a_run(corpus_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"is not empty and holds no run \(notes\.txt is there\)"):
+        run_job(tiny_config(corpus_file), tmp_path)
+    with pytest.raises(UserError, match="is a file; a run needs a folder of its own"):
+        run_job(tiny_config(corpus_file), tmp_path / "notes.txt")
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_run_without_a_checkpoint_says_that_it_starts_again(corpus_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConnectionError):
+        run_job(tiny_config(corpus_file), tmp_path / "run", DiesAfter(0))
+    watcher = SilentWatcher()
+    run_job(tiny_config(corpus_file), tmp_path / "run", watcher=watcher)
+    assert any("no checkpoint yet" in note for note in watcher.notes)
 
 
 def test_a_run_can_be_moved(corpus_file: Path, tmp_path: Path) -> None:

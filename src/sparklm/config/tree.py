@@ -156,9 +156,16 @@ class TrainingConfig(Section):
 class DistributedConfig(Section):
     """How many replicas learn together, and how they meet."""
 
-    replicas: Annotated[int, Field(ge=1, le=1)] = Field(1, description="models trained in parallel (one for now)")
+    replicas: PositiveInt = Field(1, description="models trained in parallel (one for now)")
     averaging_frequency: PositiveInt = Field(5, description="batches between parameter averages")
     prefetch_batches: Annotated[int, Field(ge=0)] = Field(2, description="batches read ahead")
+
+    @field_validator("replicas")
+    @classmethod
+    def _check_replicas(cls, value: int) -> int:
+        if value != 1:
+            raise ValueError("only one replica can be trained for now")
+        return value
 
 
 class SparkConfig(Section):

@@ -10,9 +10,10 @@ import torch
 
 from sparklm.errors import UserError
 from sparklm.inference.model_zip import TrainedModel
+from sparklm.storage import Folder
 from sparklm.text.corpus import SAMPLE, cut_pieces, list_sources
 from sparklm.text.readers import read_chunks
-from sparklm.text.shards import Segment, TokenStream
+from sparklm.text.shards import Dataset, Segment, TokenStream, is_dataset
 from sparklm.training.loop import evaluate
 
 
@@ -30,6 +31,37 @@ class CorpusEvaluation:
 
 def evaluate_corpus(trained: TrainedModel, corpus: str | None, text_column: str = "text") -> CorpusEvaluation:
     """Score a corpus: every token that falls into a whole window of the model's context, once."""
+    stream, text_bytes = (
+        _validation(trained, corpus) if corpus and is_dataset(corpus) else _all(trained, corpus, text_column)
+    )
+    window_size = min(trained.model.shape.context_length, max(1, len(stream) - 1))
+    result = evaluate(trained.model, stream, window_size, torch.device("cpu"))
+    if result is None:
+        raise UserError(f"{corpus}: {len(stream)} token is too short to evaluate; at least 2 are needed")
+    bytes_per_token = text_bytes / len(stream)
+    return CorpusEvaluation(
+        loss=result.loss,
+        perplexity=result.perplexity,
+        bits_per_byte=result.loss / math.log(2) / bytes_per_token if bytes_per_token else math.inf,
+        accuracy=result.accuracy,
+        tokens=result.tokens,
+        text_bytes=text_bytes,
+    )
+
+
+def _validation(trained: TrainedModel, dataset_address: str) -> tuple[TokenStream, int]:
+    """Give the validation tokens of a dataset, and how many bytes of text they are."""
+    dataset = Dataset(Folder(dataset_address))
+    if dataset.tokenizer.fingerprint != trained.tokenizer.fingerprint:
+        raise UserError(f"{dataset_address} was made with another tokenizer than the model; evaluate its text instead")
+    stream = dataset.validation
+    if len(stream) == 0:
+        raise UserError(f"{dataset_address} has no validation part; evaluate a text instead")
+    return stream, len(dataset.tokenizer.decode(stream.read(0, len(stream)).tolist()).encode())
+
+
+def _all(trained: TrainedModel, corpus: str | None, text_column: str) -> tuple[TokenStream, int]:
+    """Give the tokens of raw text, and how many bytes it is."""
     tokenizer = trained.tokenizer
     rows, text_bytes = [], 0
     for piece in cut_pieces(list_sources(corpus or SAMPLE)):
@@ -39,17 +71,4 @@ def evaluate_corpus(trained: TrainedModel, corpus: str | None, text_column: str 
             if chunk.ends_document:
                 rows.append(np.array([tokenizer.end_of_text], dtype=np.uint32))
     tokens = np.concatenate(rows)
-    stream = TokenStream([tokens], [Segment(shard=0, start=0, stop=len(tokens))])
-    window_size = min(trained.model.shape.context_length, max(1, len(tokens) - 1))
-    result = evaluate(trained.model, stream, window_size, torch.device("cpu"))
-    if result is None:
-        raise UserError(f"{corpus}: {len(tokens)} token is too short to evaluate; at least 2 are needed")
-    bytes_per_token = text_bytes / len(tokens)
-    return CorpusEvaluation(
-        loss=result.loss,
-        perplexity=result.perplexity,
-        bits_per_byte=result.loss / math.log(2) / bytes_per_token if bytes_per_token else math.inf,
-        accuracy=result.accuracy,
-        tokens=result.tokens,
-        text_bytes=text_bytes,
-    )
+    return TokenStream([tokens], [Segment(shard=0, start=0, stop=len(tokens))]), text_bytes

@@ -54,16 +54,21 @@ class Candidate:
 
 
 def encode_prompt(trained: TrainedModel, prompt: str) -> tuple[list[int], str | None]:
-    """Encode a prompt, without its beginning if it is too long for the context, and with a note that says so.
+    """Encode a prompt, without its beginning if it is too long for the context, and with a note on what was lost.
 
     An empty prompt becomes the end-of-text token, after which a new document begins.
     """
     tokens, context_length = _encode(trained, prompt), trained.model.shape.context_length
-    excess = len(tokens) - context_length
-    if excess <= 0:
-        return tokens, None
-    note = f"the prompt is {excess} tokens longer than the context of {context_length}; its beginning is left out"
-    return tokens[excess:], note
+    notes = []
+    num_unknown = sum(token == trained.tokenizer.unknown for token in tokens)
+    if num_unknown:
+        notes.append(f"{num_unknown} tokens of the prompt are unknown to this model")
+    excess = max(0, len(tokens) - context_length)
+    if excess:
+        notes.append(
+            f"the prompt is {excess} tokens longer than the context of {context_length}; its beginning is left out"
+        )
+    return tokens[excess:], "; ".join(notes) or None
 
 
 def _encode(trained: TrainedModel, prompt: str) -> list[int]:
@@ -102,8 +107,10 @@ def generate_tokens(
 def generate_text(trained: TrainedModel, prompt: str, max_new_tokens: int, sampling: Sampling) -> GeneratedText:
     """Go on from a prompt; the text holds all of it, also what the model could not see."""
     visible, note = encode_prompt(trained, prompt)
-    new_tokens = generate_tokens(trained, visible, max_new_tokens, sampling)
-    return GeneratedText(text=trained.tokenizer.decode([*_encode(trained, prompt), *new_tokens]), note=note)
+    new_tokens = list(generate_tokens(trained, visible, max_new_tokens, sampling))
+    decode = trained.tokenizer.decode
+    continuation = decode([*visible, *new_tokens])[len(decode(visible)) :]  # a character may begin in the prompt
+    return GeneratedText(text=prompt + continuation, note=note)
 
 
 def choose_token(scores_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:

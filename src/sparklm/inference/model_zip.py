@@ -101,6 +101,8 @@ def _read_files(address: str) -> dict[str, bytes]:
         folder, name = inside, "model.zip"
     elif inside.exists("checkpoints"):
         raise UserError(f"{address} is a run that has no model yet; go on with: sparklm train --run {address} --resume")
+    elif inside.names():
+        raise UserError(f"there is no model in the folder {address}; give a model.zip, a run or an unpacked model")
     try:
         with zipfile.ZipFile(io.BytesIO(folder.read_bytes(name))) as archive:
             for member in needed:

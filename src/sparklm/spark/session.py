@@ -5,12 +5,17 @@ Java is looked for before anything else happens, because Spark's own error for a
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sparklm.config import SparkConfig
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
 
 OLDEST_JAVA = 17
 _WITHOUT_JAVA = "Or run without Spark: --master none needs no Java"
+_HARMLESS = b"WARNING: Using incubator modules: jdk.incubator.vector"
 _QUIET_LOGGING = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -66,12 +72,15 @@ def start_session(spark: SparkConfig) -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.master(spark.master).appName(spark.app_name)
-    for key, value in _default_properties(spark.master).items():
-        builder = builder.config(key, value)
-    for key, value in spark.properties.items():
-        builder = builder.config(key, value)
     try:
-        return builder.getOrCreate()
+        with _logging_settings() as logging_file, _without_harmless_warnings():
+            for key, value in {**_default_properties(spark.master, logging_file), **spark.properties}.items():
+                builder = builder.config(key, value)
+            session = builder.getOrCreate()
+        # PySpark's own handler talks to the JVM in the middle of another conversation with it; tasks.py does better.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        return session
     except PySparkException as error:
         raise JobError(
             f"Spark does not start with master {spark.master!r}; its own words are above: {error}"
@@ -87,7 +96,7 @@ def check_master(master: str) -> None:
         )
 
 
-def _default_properties(master: str) -> dict[str, str]:
+def _default_properties(master: str, logging_file: str) -> dict[str, str]:
     properties = {
         "spark.ui.showConsoleProgress": "false",  # sparklm shows its own
     }
@@ -97,16 +106,40 @@ def _default_properties(master: str) -> dict[str, str]:
         properties |= {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_logging_file()}",
+            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging_file}",
         }
     return properties
 
 
-def _logging_file() -> str:
-    """Write the logging settings where the JVM reads them at start; it is started by this process, so here."""
-    path = os.path.join(tempfile.gettempdir(), f"sparklm-log4j2-{os.getuid()}.properties")
-    descriptor, temporary = tempfile.mkstemp(dir=tempfile.gettempdir())
-    with os.fdopen(descriptor, "w") as file:
+@contextlib.contextmanager
+def _logging_settings() -> Iterator[str]:
+    """Lay the JVM's logging settings where it reads them at its start, and take them away again."""
+    with tempfile.NamedTemporaryFile("w", suffix=".properties") as file:
         file.write(_QUIET_LOGGING)
-    os.replace(temporary, path)
-    return path
+        file.flush()
+        yield file.name
+
+
+@contextlib.contextmanager
+def _without_harmless_warnings() -> Iterator[None]:
+    """Start a JVM whose standard error comes through this process, less a warning that Spark itself causes."""
+    original = os.dup(2)
+    read_end, write_end = os.pipe()
+
+    def forward() -> None:
+        with os.fdopen(read_end, "rb", buffering=0) as lines, os.fdopen(original, "wb", buffering=0) as errors:
+            for line in io.BufferedReader(lines):
+                if _HARMLESS not in line:
+                    errors.write(line)
+
+    threading.Thread(target=forward, daemon=True).start()
+    sys.stderr.flush()
+    restored = os.dup(2)
+    os.dup2(write_end, 2)
+    os.close(write_end)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(restored, 2)
+        os.close(restored)

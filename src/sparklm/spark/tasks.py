@@ -15,6 +15,8 @@ from sparklm.errors import TrainingDivergedError, UserError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_WAIT_SECONDS = 0.2
+_CANCEL_SECONDS = 10.0
 _ANSWER_SCHEMA = "place long, value string, user_error string, diverged string"
 
 
@@ -23,14 +25,47 @@ def run_tasks(session: SparkSession, orders: list[str], work: Callable[[str], st
 
     `work` is sent by name: the worker imports its module, and nothing else.
     """
-    places = session.range(0, len(orders), 1, len(orders))  # one place in each partition
-    answers = places.mapInArrow(_task_function(orders, work), _ANSWER_SCHEMA).collect()
+
+    def collect() -> list[Any]:
+        places = session.range(0, len(orders), 1, len(orders))  # one place in each partition
+        answers: list[Any] = places.mapInArrow(_task_function(orders, work), _ANSWER_SCHEMA).collect()
+        return answers
+
+    answers = _interruptibly(session, collect)
     for answer in answers:
         if answer.user_error is not None:
             raise UserError(answer.user_error)
         if answer.diverged is not None:
             raise TrainingDivergedError(answer.diverged)
     return [answer.value for answer in sorted(answers, key=lambda answer: answer.place)]
+
+
+def _interruptibly(session: SparkSession, job: Callable[[], list[Any]]) -> list[Any]:
+    """Run a job in a thread of its own, so that an interrupt finds this one free to cancel it and go quietly."""
+    from pyspark import InheritableThread
+
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append(job())
+        except BaseException as error:  # noqa: BLE001 (raised again below, in the thread that waits)
+            outcome.append(error)
+
+    thread = InheritableThread(target=run, daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(_WAIT_SECONDS)
+    except KeyboardInterrupt:
+        session.sparkContext.setLogLevel("OFF")  # what a cancelled job has to say would bury what we say
+        session.sparkContext.cancelAllJobs()
+        thread.join(timeout=_CANCEL_SECONDS)
+        raise
+    (result,) = outcome
+    if isinstance(result, BaseException):
+        raise result
+    return result  # type: ignore[no-any-return]
 
 
 def _task_function(orders: list[str], work: Callable[[str], str]) -> Callable[[Iterator[Any]], Iterator[Any]]:

@@ -137,7 +137,7 @@ def _list_local(path: str) -> Iterator[Source]:
                 yield _local_source(match, root=os.path.dirname(path.split("*")[0]))
     else:
         raise UserError(
-            f"{path}: no such file or folder; give the path of a text file, or none for the built-in sample"
+            f"{path}: no such file or folder (looked for {os.path.abspath(path)}); without a path, the sample is used"
         )
 
 

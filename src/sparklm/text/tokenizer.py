@@ -21,6 +21,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from sparklm.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
+UNKNOWN = "<|unknown|>"  # `word` and `char` have it: what the corpus did not contain, or too seldom
 _OTHER_ENDS = ("<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")  # in tokenizers made elsewhere
 # Runs of spaces and line ends, contractions, digits, several scripts, combining marks, emoji, rare and special signs.
 _PROBE = (
@@ -63,6 +64,12 @@ class Tokenizer:
     def end_of_text_token(self) -> str:
         """Name of the token that closes a document."""
         return str(self._backend.id_to_token(self.end_of_text))
+
+    @property
+    def unknown(self) -> int | None:
+        """Id that stands for what the tokenizer does not know; None where it knows everything."""
+        token_id = self._backend.token_to_id(UNKNOWN)
+        return None if token_id is None else int(token_id)
 
     @property
     def fingerprint(self) -> str:

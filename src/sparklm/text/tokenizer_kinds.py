@@ -26,9 +26,8 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from sparklm.errors import UserError
 from sparklm.storage import split_address
-from sparklm.text.tokenizer import END_OF_TEXT, Tokenizer
+from sparklm.text.tokenizer import END_OF_TEXT, UNKNOWN, Tokenizer
 
-UNKNOWN = "<|unknown|>"  # `word` and `char` have it: what the corpus did not contain, or too seldom
 _LARGEST_AUTOMATIC_VOCABULARY = 32_768
 _MUCH_TEXT_BYTES = 2_000_000
 _WORDS = r" ?[\w']+| ?[^\w\s]+|\s+"

@@ -27,6 +27,7 @@ from sparklm.training.optim import build_optimizer, learning_rate, load_optimize
 from sparklm.training.strategies import Round
 
 _INITIALISATION, _DROPOUT = 1, 2  # what a derived seed is for
+_AFTER_DIVERGENCE = "What was saved before is good. Begin a new run (another --run) with a lower training.learning_rate"
 StepCallback = Callable[[int, float], None]  # called with the step just done and its loss
 
 
@@ -59,8 +60,8 @@ class Trainer:
         self.totals = self.totals.model_copy(update={"seconds": self.totals.seconds + elapsed})
         if not all(parameter.isfinite().all() for parameter in self.model.parameters()):
             raise TrainingDivergedError(
-                f"step {self.step - 1} made a weight infinite or not a number, at learning rate "
-                f"{self.totals.learning_rate:g}. The last checkpoint is good. Lower training.learning_rate"
+                f"training diverged: step {self.step - 1} made a weight infinite or not a number, at learning rate "
+                f"{self.totals.learning_rate:g}. {_AFTER_DIVERGENCE}"
             )
         if not round_.ends_epoch:
             return None
@@ -91,8 +92,8 @@ class Trainer:
         loss, gradient_norm = batch.loss.item(), norm.item()
         if not math.isfinite(loss) or not math.isfinite(gradient_norm):
             raise TrainingDivergedError(
-                f"step {self.step}: loss {loss}, gradient norm {gradient_norm}, learning rate {rate:g}. "
-                "Stopped before this update; the last checkpoint is good. Lower training.learning_rate"
+                f"training diverged at step {self.step}: loss {loss:.4g}, gradient norm {gradient_norm:.4g}, "
+                f"learning rate {rate:g}. Stopped before this update. {_AFTER_DIVERGENCE}"
             )
         self.optimizer.step()
         self.optimizer.zero_grad()

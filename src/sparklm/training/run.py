@@ -87,7 +87,13 @@ def read_run(folder: Folder) -> RunRecord:
     try:
         values = folder.read_json(CONFIG)
     except FileNotFoundError as error:
-        raise UserError(f"{folder} is not a run: it has no {CONFIG}") from error
+        runs = [name for name in folder.names() if (folder / name).exists(CONFIG)]
+        remedy = (
+            f"runs in it: {', '.join(runs[-5:])}"
+            if runs
+            else "if it was interrupted before training began, give the whole train command again"
+        )
+        raise UserError(f"{folder} is not a run: it has no {CONFIG}; {remedy}") from error
     found = values.get("format") if isinstance(values, dict) else None
     if found != RUN_FORMAT:
         raise UserError(f"{folder.address(CONFIG)}: format {found!r}, but this sparklm reads {RUN_FORMAT!r}")
