@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,11 @@ TINY = (
     "generation.max_new_tokens=8",
 )
 SENTENCES = "The quick brown fox jumps over the lazy dog.\nPack my box with five dozen liquor jugs.\n"
+
+
+def heed_interrupts() -> None:
+    """For a child process: a shell that runs the tests in the background has told its children to ignore interrupts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class SilentWatcher:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import SENTENCES, TINY
+from tests.conftest import SENTENCES, TINY, heed_interrupts
 
 TINY_FLAGS = [part for assignment in TINY for part in ("--set", assignment)]
 
@@ -143,6 +143,7 @@ def test_an_interrupted_run_says_how_to_go_on(place: Path) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heed_interrupts,
     )
     deadline = time.monotonic() + 120
     while not list(place.glob("runs/*/checkpoints/step-*/commit.json")):

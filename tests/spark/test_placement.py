@@ -18,7 +18,7 @@ from sparklm.spark.placement import OnSpark
 from sparklm.spark.session import check_java, start_session
 from sparklm.storage import Folder
 from sparklm.training.metrics import read_metrics
-from tests.conftest import SENTENCES, TINY, DiesAfterOnSpark, SilentWatcher, run_job, tiny_config
+from tests.conftest import SENTENCES, TINY, DiesAfterOnSpark, SilentWatcher, heed_interrupts, run_job, tiny_config
 
 pytestmark = pytest.mark.spark
 
@@ -181,6 +181,7 @@ def test_an_interrupt_ends_a_spark_job_quietly(tmp_path: Path, stage: str) -> No
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heed_interrupts,
     )
     sign = tmp_path / "run" / ("dataset/tokenizer.json" if stage == "Preparing" else "metrics.csv")
     deadline = time.monotonic() + 120

@@ -47,7 +47,7 @@ class OnSpark:
         return int(self._context.getConf().get("spark.executor.cores", "1"))
 
     def encode_shards(self, requests: list[ShardRequest]) -> list[ShardResult]:
-        """Make each shard in a task of its own."""
+        """Make shards in tasks."""
         return encode_shards(self._session, requests)
 
     def run_round(self, run: Folder, round_: Round, on_step: StepCallback) -> Commit:

@@ -10,12 +10,16 @@ from sparklm.text.prepare import ShardRequest, ShardResult, encode_shard
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_TASKS_PER_SLOT = 4  # enough for the slots to end at about the same time
+
 
 def encode_shards(session: SparkSession, requests: list[ShardRequest]) -> list[ShardResult]:
-    """Make each shard in a task of its own."""
+    """Make shards in tasks: some for each slot, as starting a task costs nearly as much as making a shard."""
     session.sparkContext.setJobGroup("sparklm prepare", f"sparklm: tokenise {len(requests)} shards")
     orders = [request.model_dump_json() for request in requests]
-    return [ShardResult.model_validate_json(answer) for answer in run_tasks(session, orders, encode_shard_task)]
+    most_tasks = _TASKS_PER_SLOT * session.sparkContext.defaultParallelism
+    answers = run_tasks(session, orders, encode_shard_task, most_tasks)
+    return [ShardResult.model_validate_json(answer) for answer in answers]
 
 
 def encode_shard_task(order: str) -> str:

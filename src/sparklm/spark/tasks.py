@@ -20,14 +20,17 @@ _CANCEL_SECONDS = 10.0
 _ANSWER_SCHEMA = "place long, value string, user_error string, diverged string"
 
 
-def run_tasks(session: SparkSession, orders: list[str], work: Callable[[str], str]) -> list[str]:
-    """Run one task per order and give the answers in the order of the orders.
+def run_tasks(
+    session: SparkSession, orders: list[str], work: Callable[[str], str], most_tasks: int | None = None
+) -> list[str]:
+    """Run one task per order, or at most so many tasks with several orders each; give the answers in order.
 
     `work` is sent by name: the worker imports its module, and nothing else.
     """
+    num_tasks = min(len(orders), most_tasks or len(orders))
 
     def collect() -> list[Any]:
-        places = session.range(0, len(orders), 1, len(orders))  # one place in each partition
+        places = session.range(0, len(orders), 1, num_tasks)
         answers: list[Any] = places.mapInArrow(_task_function(orders, work), _ANSWER_SCHEMA).collect()
         return answers
 

@@ -16,9 +16,10 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from sparklm.errors import UserError
+from sparklm.records import read_record
 from sparklm.storage import Folder
 from sparklm.text.tokenizer import Tokenizer
 from sparklm.text.windows import Int64Array
@@ -140,18 +141,9 @@ def write_shard(folder: Folder, number: int, split: Split, tokens: npt.NDArray[n
 def read_manifest(folder: Folder) -> Manifest:
     """Read and check a dataset's manifest."""
     try:
-        values = folder.read_json(MANIFEST)
+        return read_record(folder, MANIFEST, Manifest, DATASET_FORMAT)
     except FileNotFoundError as error:
         raise UserError(f"{folder} is not a dataset: it has no {MANIFEST}; make one with 'sparklm prepare'") from error
-    found = values.get("format") if isinstance(values, dict) else None
-    if found != DATASET_FORMAT:
-        raise UserError(f"{folder.address(MANIFEST)}: format {found!r}, but this sparklm reads {DATASET_FORMAT!r}")
-    try:
-        return Manifest.model_validate(values)
-    except ValidationError as error:
-        raise UserError(
-            f"{folder.address(MANIFEST)} is damaged: {error.error_count()} wrong fields; prepare it again"
-        ) from error
 
 
 def is_dataset(url: str) -> bool:

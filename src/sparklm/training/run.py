@@ -11,10 +11,11 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from sparklm.config import Config
 from sparklm.errors import UserError
+from sparklm.records import read_record
 from sparklm.storage import Folder
 from sparklm.text.shards import Dataset, Manifest, read_manifest
 from sparklm.text.windows import WindowPlan, count_windows
@@ -85,7 +86,7 @@ def check_same_run(folder: Folder, config: Config) -> RunRecord:
 def read_run(folder: Folder) -> RunRecord:
     """Read a run's config.json."""
     try:
-        values = folder.read_json(CONFIG)
+        return read_record(folder, CONFIG, RunRecord, RUN_FORMAT)
     except FileNotFoundError as error:
         runs = [name for name in folder.names() if (folder / name).exists(CONFIG)]
         remedy = (
@@ -94,13 +95,6 @@ def read_run(folder: Folder) -> RunRecord:
             else "if it was interrupted before training began, give the whole train command again"
         )
         raise UserError(f"{folder} is not a run: it has no {CONFIG}; {remedy}") from error
-    found = values.get("format") if isinstance(values, dict) else None
-    if found != RUN_FORMAT:
-        raise UserError(f"{folder.address(CONFIG)}: format {found!r}, but this sparklm reads {RUN_FORMAT!r}")
-    try:
-        return RunRecord.model_validate(values)
-    except ValidationError as error:
-        raise UserError(f"{folder.address(CONFIG)} is damaged: {error.error_count()} wrong fields") from error
 
 
 def make_plan(config: Config, manifest: Manifest) -> WindowPlan:
