@@ -99,6 +99,7 @@ def check_master(master: str) -> None:
 def _default_properties(master: str, logging_file: str) -> dict[str, str]:
     properties = {
         "spark.ui.showConsoleProgress": "false",  # sparklm shows its own
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging_file}",
     }
     if master.startswith("local"):
         # One machine: listen on loopback alone, the user interface included.
@@ -106,7 +107,6 @@ def _default_properties(master: str, logging_file: str) -> dict[str, str]:
         properties |= {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging_file}",
         }
     return properties
 
