@@ -255,7 +255,7 @@ def test_the_validation_part_of_a_dataset_is_evaluated(finished_run: Path, tmp_p
     assert result.accuracy == pytest.approx(recorded.ValidationAccuracy)
     shutil.copytree(finished_run / "dataset", tmp_path / "other")
     folder = Folder(str(tmp_path / "other"))
-    tokenizer = make_tokenizer("char", ["abc"], None)
+    tokenizer = make_tokenizer("char", ["abc"], 300)
     folder.write_text("tokenizer.json", tokenizer.to_json())
     folder.write_json("manifest.json", folder.read_json("manifest.json") | {"tokenizer_sha256": tokenizer.fingerprint})
     with pytest.raises(UserError, match="was made with another tokenizer"):

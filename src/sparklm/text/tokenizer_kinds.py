@@ -38,11 +38,13 @@ _TIKTOKEN_PATTERNS = {
 }
 
 
-def make_tokenizer(kind: str, texts: Iterable[str], vocab_size: int | None) -> Tokenizer:
-    """Make the tokenizer that `data.tokenizer` asks for; `texts` are read only by the kinds that learn from them."""
+def make_tokenizer(kind: str, texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Make the tokenizer that `data.tokenizer` asks for.
+
+    `texts` are read only by the kinds that learn from them; only `bpe` and `word` choose how many entries to have.
+    """
     if kind == "bpe":
-        data = "\n".join(texts).encode()
-        return _byte_level(_train_merges(data, vocab_size or choose_vocab_size(len(data))))
+        return _byte_level(_train_merges("\n".join(texts).encode(), vocab_size))
     if kind == "byte":
         return _byte_level([])
     if kind == "char":
@@ -120,14 +122,12 @@ def _word_level(words: list[str], pattern: str) -> Tokenizer:
     return Tokenizer(backend)
 
 
-def _frequent_words(texts: Iterable[str], vocab_size: int | None) -> list[str]:
+def _frequent_words(texts: Iterable[str], vocab_size: int) -> list[str]:
     splitter = pre_tokenizers.Split(Regex(_WORDS), behavior="isolated")
     counts: Counter[str] = Counter()
-    num_bytes = 0
     for text in texts:
         counts.update(word for word, _ in splitter.pre_tokenize_str(text))
-        num_bytes += len(text.encode())
-    size = (vocab_size or choose_vocab_size(num_bytes)) - 2  # without the two special tokens
+    size = vocab_size - 2  # without the two special tokens
     return [word for word, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:size]]
 
 
