@@ -97,8 +97,10 @@ def train(
     from sparklm.progress import ConsoleWatcher
     from sparklm.storage import Folder
 
-    flags = {"data.corpus": corpus, "data.text_column": text_column, "spark.master": master}
-    resolution = _resolve_run(run, resume, preset, config, assignments, flags)
+    if resume and run is None:
+        raise UserError("--resume needs --run DIR: which run to go on with")
+    flags = {"data.corpus": corpus, "data.text_column": text_column, "spark.master": master, "output.run": run}
+    resolution = _resolve(preset, config, assignments, flags, resumed_run=run if resume else None)
     resolved = resolution.config
     folder = Folder(resolved.output.run or _new_run_name())
     with ConsoleWatcher(_console(), quiet) as watcher:
@@ -205,7 +207,7 @@ def predict(
 def evaluate(
     model: Model,
     corpus: Annotated[
-        str | None, typer.Argument(metavar="CORPUS", help="Text file, folder or glob; none = the built-in sample.")
+        str | None, typer.Argument(metavar="CORPUS", help="Text, or a prepared dataset; none = the built-in sample.")
     ] = None,
     text_column: TextColumn = None,
     as_json: Json = False,
@@ -292,38 +294,22 @@ def _console() -> Console:
 
 
 def _resolve(
-    preset: str | None, config: str | None, assignments: list[str] | None, flags: dict[str, str | None]
-) -> Resolution:
-    from sparklm.config.resolve import resolve
-
-    return resolve(preset=preset, config_file=config, assignments=assignments or (), flags=flags)
-
-
-def _resolve_run(
-    run: str | None,
-    resume: bool,
     preset: str | None,
     config: str | None,
     assignments: list[str] | None,
     flags: dict[str, str | None],
+    resumed_run: str | None = None,
 ) -> Resolution:
-    """Resolve the settings of a run: a new one's, or, to resume, its own with what may change on top."""
+    """Resolve the settings: from the defaults, or, to resume a run, from its own, with what may change on top."""
     from sparklm.config.resolve import resolve
     from sparklm.storage import Folder
-    from sparklm.training.run import read_run
 
     base = None
-    if resume:
-        if run is None:
-            raise UserError("--resume needs --run DIR: which run to go on with")
-        base = (f"run {run}", read_run(Folder(run)).config)
-    return resolve(
-        base=base,
-        preset=preset,
-        config_file=config,
-        assignments=assignments or (),
-        flags={**flags, "output.run": run},
-    )
+    if resumed_run is not None:
+        from sparklm.training.run import read_run
+
+        base = (f"run {resumed_run}", read_run(Folder(resumed_run)).config)
+    return resolve(base=base, preset=preset, config_file=config, assignments=assignments or (), flags=flags)
 
 
 def _new_run_name() -> str:

@@ -25,6 +25,7 @@ from sparklm.text.prepare import corpus_address, is_unchanged, prepare
 from sparklm.text.shards import Dataset, Manifest, is_dataset, read_manifest
 from sparklm.training.checkpoint import load_tensors, read_commit
 from sparklm.training.fit import FitResult, Watcher, fit
+from sparklm.training.loop import tensors_below
 from sparklm.training.metrics import METRICS, EpochRecord
 from sparklm.training.placement import Placement
 from sparklm.training.run import CONFIG, ProgressFile, RunRecord, check_same_run, create_run, latest_step, make_plan
@@ -183,9 +184,8 @@ def _threads(config: Config, placement: Placement) -> int:
 
 def _write_model(run: Folder, config: Config, dataset: Dataset, result: FitResult) -> TrainedModel:
     tensors = load_tensors(run, read_commit(run, result.model_step))
-    weights = {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
     shape = GptShape.from_config(config, dataset.manifest.vocab_size)
-    run.write_bytes(MODEL, pack_model(shape, weights, dataset.tokenizer))
+    run.write_bytes(MODEL, pack_model(shape, tensors_below(tensors, "model/"), dataset.tokenizer))
     return load_model(run.address(MODEL))
 
 

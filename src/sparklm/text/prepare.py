@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -36,12 +37,12 @@ from sparklm.text.shards import (
 )
 from sparklm.text.tokenizer import Tokenizer
 from sparklm.text.tokenizer_kinds import choose_vocab_size, make_tokenizer
-from sparklm.text.windows import derive_seed, permute
+from sparklm.text.windows import permute
 
 SHARD_TEXT_BYTES = 16 * 1024 * 1024
 TOKENIZER_SAMPLE_BYTES = 8 * 1024 * 1024
 FEW_DOCUMENTS = 100  # with fewer, a split by document leaves validation to chance
-_SPLIT_SEED = 0x5EED
+_SAMPLE_SEED = 0x5EED
 
 
 class ShardRequest(BaseModel):
@@ -154,19 +155,17 @@ def encode_shard(request: ShardRequest) -> ShardResult:
     tokenizer = _load_tokenizer(folder, request.tokenizer_sha256)
     end_of_text = np.array([tokenizer.end_of_text], dtype=np.uint32)
     rows: dict[Split, list[TokenArray]] = {"train": [], "validation": []}
-    counts = Counts()
+    counts: Counter[str] = Counter()
     repaired_documents: set[str] = set()
     for piece in request.pieces:
         has_text = True  # of a document that began in an earlier piece, that is assumed
         for chunk in read_chunks(piece, request.text_column):
             has_text = bool(chunk.data.strip()) or (has_text and not chunk.starts_document)
             is_empty = chunk.ends_document and not has_text
-            counts += Counts(
-                documents=int(chunk.ends_document),
-                empty_documents=int(is_empty),
-                repaired_sequences=chunk.repaired_sequences,
-                text_bytes=chunk.num_bytes,
-            )
+            counts["documents"] += chunk.ends_document
+            counts["empty_documents"] += is_empty
+            counts["repaired_sequences"] += chunk.repaired_sequences
+            counts["text_bytes"] += chunk.num_bytes
             if chunk.repaired_sequences:
                 repaired_documents.add(chunk.document)
             if is_empty:
@@ -181,7 +180,7 @@ def encode_shard(request: ShardRequest) -> ShardResult:
             for split, row in rows.items()
             if row
         },
-        counts=counts,
+        counts=Counts(**counts),
         repaired_documents=repaired_documents,
     )
 
@@ -234,7 +233,7 @@ def group_pieces(pieces: list[Piece], group_bytes: int) -> Iterator[list[Piece]]
 def sample_texts(pieces: list[Piece], text_column: str, limit_bytes: int = TOKENIZER_SAMPLE_BYTES) -> Iterator[str]:
     """Read pieces from all over the corpus, in a fixed random order, until there is enough to train a tokenizer."""
     total = 0
-    for number in permute(np.arange(len(pieces)), len(pieces), key=derive_seed(_SPLIT_SEED)):
+    for number in permute(np.arange(len(pieces)), len(pieces), key=_SAMPLE_SEED):
         for chunk in read_chunks(pieces[number], text_column):
             yield chunk.data.decode()
             total += len(chunk.data)

@@ -75,8 +75,8 @@ class Trainer:
 
     def restore(self, *, step: int, tensors: dict[str, Tensor], totals: EpochTotals) -> None:
         """Continue from a checkpoint."""
-        self.model.load_state_dict(_below(tensors, "model/"))
-        load_optimizer_tensors(self.model, self.optimizer, _below(tensors, "optimizer/"))
+        self.model.load_state_dict(tensors_below(tensors, "model/"))
+        load_optimizer_tensors(self.model, self.optimizer, tensors_below(tensors, "optimizer/"))
         self.step, self.totals = step, totals
 
     def _train_step(self, replica: int) -> float:
@@ -153,7 +153,8 @@ def resident_bytes() -> int:
     return int(psutil.Process(os.getpid()).memory_info().rss)
 
 
-def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def tensors_below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Take one part of what `Trainer.tensors` gave, its names without the prefix."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 

@@ -128,7 +128,11 @@ def make_plan(config: Config, manifest: Manifest) -> WindowPlan:
 def execute_round(run_url: str, round_: Round, on_step: StepCallback | None = None) -> Commit:
     """Do one round of a run and commit its result. May be repeated: the same round gives the same weights."""
     run = Folder(run_url)
-    trainer = _take_trainer(run, round_.start)
+    run_id = read_run(run).run_id
+    trainer = _warm.pop((run_id, round_.start), None)
+    _warm.clear()
+    if trainer is None:
+        trainer = restored_trainer(run, round_.start)
     validation = trainer.run(round_, on_step)
     commit = save_checkpoint(
         run,
@@ -138,7 +142,7 @@ def execute_round(run_url: str, round_: Round, on_step: StepCallback | None = No
         validation=validation,
         python_rss_bytes=resident_bytes(),
     )
-    _warm[(read_run(run).run_id, trainer.step)] = trainer
+    _warm[(run_id, trainer.step)] = trainer
     return commit
 
 
@@ -185,12 +189,6 @@ def latest_step(run: Folder) -> int:
 # A replica left in memory by the round before, so that the next one need not read it back. A cache, never the only
 # copy: it is taken out while in use, and a round that fails leaves nothing behind.
 _warm: dict[tuple[str, int], Trainer] = {}
-
-
-def _take_trainer(run: Folder, step: int) -> Trainer:
-    trainer = _warm.pop((read_run(run).run_id, step), None)
-    _warm.clear()
-    return trainer if trainer is not None else restored_trainer(run, step)
 
 
 def _differences(old: Config, new: Config) -> list[str]:
