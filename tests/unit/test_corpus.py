@@ -228,6 +228,13 @@ def test_a_file_that_cannot_be_read_is_refused_with_its_name(
         documents(tmp_path / name)
 
 
+def test_invalid_utf8_in_a_row_is_counted_too(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"id,text\n1,good \xff bad \xfe\n2,fine\n")
+    chunks = chunks_of(cut_pieces(list_sources(str(tmp_path))))
+    assert [chunk.data.decode() for chunk in chunks] == ["good \ufffd bad \ufffd", "fine"]
+    assert [chunk.repaired_sequences for chunk in chunks] == [2, 0]
+
+
 def test_parquet_without_the_column_lists_those_there_are(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", "body")
     with pytest.raises(UserError, match=r"a\.parquet has no column 'text', only id, body"):

@@ -136,12 +136,15 @@ def _text_of_json(line: bytes, text_column: str, place: str) -> str:
 
 def _read_csv(piece: Piece, text_column: str) -> Iterator[Chunk]:
     csv.field_size_limit(sys.maxsize)
-    with _open(piece) as file, io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline="") as lines:
+    # Bytes that are no UTF-8 come through as they are, to be repaired and counted like everywhere else.
+    escape = "surrogateescape"
+    with _open(piece) as file, io.TextIOWrapper(file, encoding="utf-8-sig", errors=escape, newline="") as lines:
         rows = csv.DictReader(lines)
         if rows.fieldnames is None or text_column not in rows.fieldnames:
             raise _missing_column(piece.address, text_column, rows.fieldnames or [])
         for number, row in enumerate(rows):
-            yield _document(f"{piece.name}:{number}", row[text_column] or "")
+            data = (row[text_column] or "").encode(errors=escape)
+            yield _chunk(f"{piece.name}:{number}", data, starts=True, ends=True)
 
 
 def _read_parquet(piece: Piece, text_column: str) -> Iterator[Chunk]:
