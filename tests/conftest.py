@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 from sparklm import job
@@ -34,6 +35,8 @@ TINY = (
     "training.checkpoint_every_steps=7",
     "generation.max_new_tokens=8",
 )
+hypothesis.settings.register_profile("sparklm", deadline=None)  # no test is about time
+hypothesis.settings.load_profile("sparklm")
 SENTENCES = "The quick brown fox jumps over the lazy dog.\nPack my box with five dozen liquor jugs.\n"
 
 

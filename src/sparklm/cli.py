@@ -69,6 +69,17 @@ TextColumn = Annotated[
         "--text-column", metavar="NAME", help="Which field of jsonl, csv or parquet is the text; default text."
     ),
 ]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="NAME",
+        help="text, lines, tokens, jsonl, csv, parquet, or what Spark reads (orc, delta, iceberg, …); default: by name.",
+    ),
+]
+Table = Annotated[
+    str | None, typer.Option("--table", metavar="DB.NAME", help="A table of Spark's catalog instead of a corpus.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 
@@ -91,6 +102,8 @@ def train(
         bool, typer.Option("--resume", help="Go on with the run in --run, with its own settings.")
     ] = False,
     text_column: TextColumn = None,
+    data_format: Format = None,
+    table: Table = None,
     quiet: Quiet = False,
 ) -> None:
     """Train a model, from raw text to text of its own."""
@@ -99,7 +112,7 @@ def train(
 
     if resume and run is None:
         raise UserError("--resume needs --run DIR: which run to go on with")
-    flags = {"data.corpus": corpus, "data.text_column": text_column, "spark.master": master, "output.run": run}
+    flags = _source_flags(corpus, text_column, data_format, table) | {"spark.master": master, "output.run": run}
     resolution = _resolve(preset, config, assignments, flags, resumed_run=run if resume else None)
     resolved = resolution.config
     folder = Folder(resolved.output.run or _new_run_name())
@@ -135,6 +148,8 @@ def train(
 def prepare(
     corpus: Corpus = None,
     text_column: TextColumn = None,
+    data_format: Format = None,
+    table: Table = None,
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Where the dataset goes.")] = "dataset",
     config: ConfigFile = None,
     assignments: Assignments = None,
@@ -144,16 +159,15 @@ def prepare(
     """Turn raw text into a dataset, the first stage alone."""
     from sparklm.job import describe_counts
     from sparklm.storage import Folder
-    from sparklm.text.corpus import list_sources
-    from sparklm.text.prepare import corpus_address
+    from sparklm.text.prepare import check_corpus
     from sparklm.text.prepare import prepare as prepare_dataset
 
-    flags = {"data.corpus": corpus, "data.text_column": text_column, "spark.master": master}
+    flags = _source_flags(corpus, text_column, data_format, table) | {"spark.master": master}
     resolution = _resolve(preset, config, assignments, flags)
     _check_placement(resolution.config)
-    list_sources(corpus_address(resolution.config.data))  # before Spark is started
+    check_corpus(resolution.config.data)
     with _placed(resolution.config) as placement:
-        manifest = prepare_dataset(resolution.config.data, Folder(out), placement.encode_shards)
+        manifest = prepare_dataset(resolution.config.data, resolution.config.cleaning, Folder(out), placement)
     print("\n".join([*describe_counts(manifest), f"  {out}", f"next: {_program()} train {out}"]))
 
 
@@ -310,6 +324,12 @@ def _resolve(
 
         base = (f"run {resumed_run}", read_run(Folder(resumed_run)).config)
     return resolve(base=base, preset=preset, config_file=config, assignments=assignments or (), flags=flags)
+
+
+def _source_flags(
+    corpus: str | None, text_column: str | None, data_format: str | None, table: str | None
+) -> dict[str, str | None]:
+    return {"data.corpus": corpus, "data.text_column": text_column, "data.format": data_format, "data.table": table}
 
 
 def _new_run_name() -> str:

@@ -20,8 +20,7 @@ from sparklm.inference.generate import Sampling, generate_text
 from sparklm.inference.model_zip import TrainedModel, load_model, pack_model
 from sparklm.models.gpt import GptShape
 from sparklm.storage import Folder, split_address
-from sparklm.text.corpus import list_sources
-from sparklm.text.prepare import corpus_address, is_unchanged, prepare
+from sparklm.text.prepare import check_corpus, corpus_address, is_unchanged, prepare
 from sparklm.text.shards import Dataset, Manifest, is_dataset, read_manifest
 from sparklm.training.checkpoint import load_tensors, read_commit
 from sparklm.training.fit import FitResult, Watcher, fit
@@ -64,13 +63,14 @@ def train(
     check(config, run)
     began = time.monotonic()
     if run.exists(CONFIG):
-        record, manifest = _reopen(config, run, keep_text)
+        record, manifest = _reopen(config, run, placement, keep_text)
         if latest_step(run) == 0:
             watcher.note("this run has no checkpoint yet: training starts from the beginning")
     else:
         record, manifest = _begin(config, run, placement, watcher)
     prepared = time.monotonic()
-    plan = make_plan(config, manifest)
+    dataset = Dataset(record.dataset_folder(run))
+    plan = make_plan(config, dataset)
     watcher.stage(
         f"Training in {placement.description}, {count(plan.total_steps, 'step')}, {count(record.threads, 'thread')}"
     )
@@ -80,7 +80,6 @@ def train(
         watcher.note(f"stopped early after epoch {len(result.records)}: validation no longer improves")
     watcher.stage("Writing the model")
     run.remove(ProgressFile.NAME)
-    dataset = Dataset(record.dataset_folder(run))
     trained = _write_model(run, config, dataset, result)
     sample = _write_sample(run, config, trained, dataset, watcher)
     seconds = {"prepare": prepared - began, "train": trained_at - prepared, "finish": time.monotonic() - trained_at}
@@ -106,18 +105,18 @@ def check(config: Config, run: Folder) -> None:
         if others:
             raise UserError(f"{run} is not empty and holds no run ({min(others)} is there); choose another --run")
         if config.data.corpus is None or not is_dataset(config.data.corpus):
-            list_sources(corpus_address(config.data))
+            check_corpus(config.data)
     run.check_writable()
     for _, folder, _ in _output_targets(config):
         folder.check_writable()
 
 
-def _reopen(config: Config, run: Folder, keep_text: bool) -> tuple[RunRecord, Manifest]:
+def _reopen(config: Config, run: Folder, placement: Placement, keep_text: bool) -> tuple[RunRecord, Manifest]:
     """Go on with a run: its own dataset is all the text it needs."""
     record = check_same_run(run, config)
     manifest = record.read_manifest(run)
     has_own_dataset = record.dataset == "dataset"
-    if has_own_dataset and not keep_text and not is_unchanged(config.data, manifest):
+    if has_own_dataset and not keep_text and not is_unchanged(config.data, config.cleaning, manifest, placement):
         raise UserError(
             f"the text of {corpus_address(config.data)} has changed since {run} began; choose another --run to train "
             "on the new text, or add --resume to go on with the old"
@@ -136,10 +135,11 @@ def _begin(config: Config, run: Folder, placement: Placement, watcher: JobWatche
             watcher.note(f"using the dataset {corpus} with its own tokenizer and split")
         else:
             watcher.stage("Preparing the text")
-            dataset, manifest = "dataset", prepare(config.data, run / "dataset", placement.encode_shards)
+            manifest = prepare(config.data, config.cleaning, run / "dataset", placement)
+            dataset = "dataset"
         for note in describe_counts(manifest):
             watcher.note(note)
-        make_plan(config, manifest)
+        make_plan(config, Dataset(Folder(dataset) if dataset != "dataset" else run / dataset))
         return create_run(run, config, dataset, manifest, _threads(config, placement)), manifest
     except UserError:
         if is_new:
@@ -148,20 +148,33 @@ def _begin(config: Config, run: Folder, placement: Placement, watcher: JobWatche
 
 
 def describe_counts(manifest: Manifest) -> list[str]:
-    """Say what was read, and what had to be repaired or left out."""
+    """Say what was read, and what was repaired or left out."""
     counts = manifest.counts
     lines = [
         f"{count(counts.documents, 'document')}, {counts.text_bytes / 1e6:.2f} MB of text, "
         f"{manifest.num_tokens('train'):,} training and {manifest.num_tokens('validation'):,} validation tokens, "
-        f"vocabulary {manifest.vocab_size:,}"
+        f"vocabulary {manifest.vocab_size:,}",
+        *manifest.notes,
     ]
     if counts.repaired_sequences:
         lines.append(
             f"repaired {count(counts.repaired_sequences, 'invalid UTF-8 sequence')} in "
             f"{count(counts.repaired_documents, 'document')}"
         )
-    if counts.empty_documents:
-        lines.append(f"of these, left out {count(counts.empty_documents, 'empty document')}")
+    if counts.normalised_bytes:
+        lines.append(f"normalised the Unicode of {counts.normalised_bytes / 1e6:.2f} MB")
+    if counts.licence_blocks:
+        lines.append(
+            f"cut off {count(counts.licence_blocks, 'licence block')}, {counts.licence_bytes / 1e6:.2f} MB in all"
+        )
+    for kind, number, num_bytes in (
+        ("empty document", counts.empty_documents, counts.empty_bytes),
+        ("short document", counts.short_documents, counts.short_bytes),
+        ("duplicate document", counts.duplicate_documents, counts.duplicate_bytes),
+    ):
+        if number:
+            size = f" ({num_bytes / 1e6:.2f} MB)" if num_bytes >= 10_000 else ""
+            lines.append(f"left out {count(number, kind)}{size}")
     return lines
 
 

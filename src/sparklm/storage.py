@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import shutil
+import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -198,6 +201,50 @@ def split_address(address: str) -> tuple[Folder, str]:
     """Separate a file's address into its folder and its name."""
     parent, separator, name = address.rstrip("/").rpartition("/")
     return Folder(parent if parent else "/" if separator else "."), name
+
+
+def cached_copy(folder: Folder, name: str, sha256: str) -> Path:
+    """Keep a copy of a remote file on a local disk under its checksum, and give its path.
+
+    The cache is shared by all processes of a user, in `$SPARKLM_CACHE` or the usual place for caches, and takes up to
+    half of what is free there: what was not used for longest goes first. The caller checks the content.
+    """
+    cache = _cache_folder()
+    path = cache / sha256
+    if path.exists():
+        with contextlib.suppress(OSError):
+            os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+        return path
+    data = folder.read_bytes(name)
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise UserError(f"{folder.address(name)} does not fit its checksum; prepare the dataset again")
+    cache.mkdir(parents=True, exist_ok=True)
+    _make_room(cache, len(data))
+    _write_local(path, data)
+    return path
+
+
+def _cache_folder() -> Path:
+    place = os.environ.get("SPARKLM_CACHE")
+    if place:
+        return Path(place)
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    nearest = next((folder for folder in (base, *base.parents) if folder.exists()), base)
+    if os.access(nearest, os.W_OK):
+        return base / "sparklm"
+    return Path(tempfile.gettempdir()) / f"sparklm-cache-{os.getuid()}"
+
+
+def _make_room(cache: Path, num_bytes: int) -> None:
+    files = []
+    for path in cache.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another process may be making room, too
+            files.append((path.stat().st_atime_ns, path.stat().st_size, path))
+    room = (shutil.disk_usage(cache).free + sum(size for _, size, _ in files)) // 2 - num_bytes
+    for _, size, path in sorted(files, reverse=True):
+        room -= size
+        if room < 0:
+            path.unlink(missing_ok=True)
 
 
 def _write_local(path: Path, data: bytes) -> None:

@@ -207,6 +207,6 @@ def test_java_here_is_good_enough() -> None:
 
 
 def test_preparing_does_not_load_torch_on_the_workers() -> None:
-    program = "import sys, sparklm.spark.prepare; print('torch' in sys.modules)"
+    program = "import sys, sparklm.spark.tables; print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.strip() == "False"

@@ -62,7 +62,7 @@ def test_invalid_utf8_is_replaced_and_counted_but_a_real_replacement_character_i
     (chunk,) = chunks_of(cut_pieces(list_sources(str(path))))
     assert chunk.data.decode() == "good \ufffd bad \ufffd\n\ufffd"
     assert chunk.repaired_sequences == 2
-    assert chunk.num_bytes == path.stat().st_size
+    assert chunk.num_bytes == path.stat().st_size - len(b"\xef\xbb\xbf")
 
 
 def test_a_folder_gives_its_text_files_in_a_fixed_order(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_compressed_files_say_the_same(tmp_path: Path, kind: str, compression: s
 
 
 def test_a_long_compressed_text_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparklm.text.readers.CHUNK_BYTES", 1000)
+    monkeypatch.setattr("sparklm.text.readers._BLOCK_BYTES", 1000)
     text = "".join(f"line {number} é\n" for number in range(900)) + "é" * 5000
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text.encode()))
     assert documents(tmp_path) == [text]
@@ -245,3 +245,48 @@ def test_kinds_may_be_mixed_in_one_folder(tmp_path: Path) -> None:
     for kind, write in WRITERS.items():
         write(tmp_path / f"a.{kind}")
     assert len(documents(tmp_path)) == 3 * len(ROWS) + 1
+
+
+@pytest.mark.parametrize("piece_bytes", [3, 7, 1000])
+def test_lines_are_documents_however_the_file_is_cut(tmp_path: Path, piece_bytes: int, monkeypatch) -> None:
+    monkeypatch.setattr("sparklm.text.readers.CHUNK_BYTES", 20)
+    lines = ["first", "", "a much longer line than one chunk é can hold", "x" * 50, "éééééééééééééé", "last"]
+    path = tmp_path / "sentences"
+    path.write_text("\n".join(lines))
+    texts: list[str] = []
+    for chunk in chunks_of(cut_pieces(list_sources(str(path), "lines"), piece_bytes)):
+        if chunk.starts_document:
+            texts.append("")
+        texts[-1] += chunk.data.decode()
+    assert texts == [line for line in lines if line]
+
+
+def test_a_long_line_is_cut_at_spaces(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("word " * 60_000)
+    chunks = chunks_of(cut_pieces(list_sources(str(path)), 100_001))
+    assert "".join(chunk.data.decode() for chunk in chunks) == "word " * 60_000
+    assert all(chunk.data.startswith(b" word") for chunk in chunks[1:])
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("as it was listed")
+    pieces = cut_pieces(list_sources(str(path)))
+    path.write_text("as it is")
+    with pytest.raises(UserError, match=r"a\.txt has changed while it was being read: 16 bytes before, 8 now"):
+        chunks_of(pieces)
+
+
+def test_invalid_utf8_in_a_parquet_column_is_repaired_and_other_types_are_refused(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    bad = pyarrow.array([b"good", b"bad \xff", None], pyarrow.binary()).view(pyarrow.string())
+    numbers = pyarrow.array([1, 2, 3])
+    pyarrow.parquet.write_table(pyarrow.table({"text": bad, "number": numbers}), tmp_path / "a.parquet")
+    chunks = chunks_of(cut_pieces(list_sources(str(tmp_path))))
+    assert [chunk.data.decode() for chunk in chunks] == ["good", "bad \ufffd", ""]
+    assert sum(chunk.repaired_sequences for chunk in chunks) == 1
+    with pytest.raises(UserError, match=r"the column 'number' is of type int64, not a text"):
+        chunks_of(cut_pieces(list_sources(str(tmp_path))), "number")

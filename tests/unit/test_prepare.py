@@ -2,39 +2,53 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparklm.config import DataConfig
+from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
-from sparklm.storage import Folder
+from sparklm.storage import Folder, cached_copy
 from sparklm.text.corpus import Piece
-from sparklm.text.prepare import encode_shard, group_pieces, prepare, sample_texts, split_of, split_tail
+from sparklm.text.prepare import Workers, group_pieces, prepare, sample_texts, split_of, split_tail
 from sparklm.text.shards import Dataset, Manifest, Segment, TokenStream, is_dataset, read_manifest, token_dtype
 from sparklm.text.tokenizer_kinds import make_tokenizer
+from sparklm.text.windows import DocumentWindows
+from sparklm.training.placement import InProcess
 
 
-def in_order(requests):
-    return [encode_shard(request) for request in requests]
+class InReverse(InProcess):
+    """Does the last task first."""
+
+    def run_tasks(self, work, orders, title):
+        return super().run_tasks(work, orders[::-1], title)[::-1]
 
 
-def in_reverse(requests):
-    return [encode_shard(request) for request in reversed(requests)][::-1]
+class Twice(InProcess):
+    """Does every task two times, as a retry or speculation would."""
+
+    def run_tasks(self, work, orders, title):
+        super().run_tasks(work, orders, title)
+        return super().run_tasks(work, orders, title)
 
 
-def twice(requests):
-    in_order(requests)
-    return in_order(requests)
-
-
-def make(tmp_path: Path, name: str = "dataset", encode=in_order, **settings) -> Manifest:
-    data = DataConfig(corpus=str(tmp_path / "corpus"), window_size=8, tokenizer="byte", **settings)
-    return prepare(data, Folder(str(tmp_path / name)), encode)
+def make(
+    tmp_path: Path,
+    name: str = "dataset",
+    workers: Workers | None = None,
+    cleaning: CleaningConfig | None = None,
+    **data,
+) -> Manifest:
+    settings = {"corpus": str(tmp_path / "corpus"), "window_size": 8, "tokenizer": "byte"} | data
+    folder = Folder(str(tmp_path / name))
+    return prepare(DataConfig(**settings), cleaning or CleaningConfig(), folder, workers or InProcess())
 
 
 def write_corpus(tmp_path: Path, **documents: str | bytes) -> None:
@@ -59,12 +73,12 @@ def test_tokens_are_the_text_and_every_document_is_closed(tmp_path: Path) -> Non
     assert len(dataset.validation) == 0
 
 
-@pytest.mark.parametrize("encode", [in_reverse, twice])
-def test_the_bytes_do_not_depend_on_who_encodes_when_or_how_often(tmp_path: Path, encode, monkeypatch) -> None:
+@pytest.mark.parametrize("workers", [InReverse(), Twice()])
+def test_the_bytes_do_not_depend_on_who_encodes_when_or_how_often(tmp_path: Path, workers, monkeypatch) -> None:
     monkeypatch.setattr("sparklm.text.prepare.SHARD_TEXT_BYTES", 40)
     write_corpus(tmp_path, **{f"doc{number}": f"document {number} says {number * 7919}" for number in range(12)})
     make(tmp_path, "one")
-    make(tmp_path, "two", encode)
+    make(tmp_path, "two", workers)
     assert files_below(tmp_path / "one") == files_below(tmp_path / "two")
 
 
@@ -78,7 +92,7 @@ def test_the_tail_is_validation_where_documents_are_few(tmp_path: Path) -> None:
 
 
 def test_documents_are_split_whole_where_there_are_many(tmp_path: Path) -> None:
-    write_corpus(tmp_path, **{f"doc{number:03d}": f"{number:03d} " * 5 for number in range(150)})
+    write_corpus(tmp_path, **{f"doc{number:03d}": f"d{number:03d} " * 5 for number in range(150)})
     manifest = make(tmp_path, validation_fraction=0.2)
     assert manifest.split_rule == "document"
     dataset = Dataset(Folder(str(tmp_path / "dataset")))
@@ -86,7 +100,7 @@ def test_documents_are_split_whole_where_there_are_many(tmp_path: Path) -> None:
         split: set(dataset.tokenizer.decode(stream.read(0, len(stream)).tolist()).split())
         for split, stream in (("train", dataset.train), ("validation", dataset.validation))
     }
-    assert seen["train"] | seen["validation"] == {f"{number:03d}" for number in range(150)}
+    assert seen["train"] | seen["validation"] == {f"d{number:03d}" for number in range(150)}
     assert not seen["train"] & seen["validation"]
     assert 10 <= len(seen["validation"]) <= 55
 
@@ -120,7 +134,7 @@ def test_about_the_fraction_of_documents_asked_for_is_validation() -> None:
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=20))
 def test_grouping_keeps_every_piece_in_order(sizes: list[int]) -> None:
     pieces = [
-        Piece(name=str(n), address=str(n), format="text", compression="none", start=0, stop=size, is_last=True)
+        Piece(name=str(n), address=str(n), format="text", compression="none", start=0, stop=size, file_bytes=size)
         for n, size in enumerate(sizes)
     ]
     groups = list(group_pieces(pieces, group_bytes=60))
@@ -173,10 +187,11 @@ def test_preparing_again_does_nothing_and_other_text_is_refused(tmp_path: Path) 
     write_corpus(tmp_path, a="some text")
     first = make(tmp_path)
 
-    def never(requests):
-        raise AssertionError("the work was done twice")
+    class Never(InProcess):
+        def run_tasks(self, work, orders, title):
+            raise AssertionError("the work was done twice")
 
-    assert make(tmp_path, encode=never) == first
+    assert make(tmp_path, workers=Never()) == first
     write_corpus(tmp_path, a="other text", b="more")
     with pytest.raises(UserError, match=r"other text or settings:\n  1 new: b\.txt\n  1 changed: a\.txt\n"):
         make(tmp_path)
@@ -191,12 +206,13 @@ def test_an_interrupted_preparation_is_finished_with_the_bytes_of_a_clean_one(tm
     monkeypatch.setattr("sparklm.text.prepare.SHARD_TEXT_BYTES", 10)
     write_corpus(tmp_path, a="some text", b="and more text", c="and the end")
 
-    def dies_halfway(requests):
-        encode_shard(requests[0])
-        raise ConnectionError("the machine is gone")
+    class DiesHalfway(InProcess):
+        def run_tasks(self, work, orders, title):
+            super().run_tasks(work, orders[:1], title)
+            raise ConnectionError("the machine is gone")
 
     with pytest.raises(ConnectionError):
-        make(tmp_path, encode=dies_halfway)
+        make(tmp_path, workers=DiesHalfway())
     assert not is_dataset(str(tmp_path / "dataset"))
     make(tmp_path)
     make(tmp_path, "clean")
@@ -217,10 +233,10 @@ def test_a_damaged_shard_is_noticed(tmp_path: Path) -> None:
     (shard,) = (tmp_path / "dataset" / "shards").iterdir()
     shard.write_bytes(b"\1" + shard.read_bytes()[1:])
     with pytest.raises(UserError, match="does not fit its checksum"):
-        Dataset(Folder(str(tmp_path / "dataset")))
+        Dataset(Folder(str(tmp_path / "dataset"))).train.read(0, 1)
     shard.unlink()
     with pytest.raises(UserError, match="cannot be read"):
-        Dataset(Folder(str(tmp_path / "dataset")))
+        Dataset(Folder(str(tmp_path / "dataset"))).train.read(0, 1)
 
 
 def test_another_tokenizer_is_noticed(tmp_path: Path) -> None:
@@ -238,7 +254,7 @@ def test_a_folder_that_is_no_dataset_or_a_newer_one_is_refused(tmp_path: Path) -
     folder.write_json("manifest.json", {"format": "sparklm dataset 99"})
     with pytest.raises(UserError, match="sparklm dataset 99"):
         read_manifest(folder)
-    folder.write_json("manifest.json", {"format": "sparklm dataset 1"})
+    folder.write_json("manifest.json", {"format": "sparklm dataset 2"})
     with pytest.raises(UserError, match="is damaged"):
         read_manifest(folder)
 
@@ -272,3 +288,95 @@ def test_the_manifest_accounts_for_every_shard(tmp_path: Path) -> None:
     values = json.loads((tmp_path / "dataset" / "manifest.json").read_text())
     (shard,) = values["shards"]
     assert shard["num_bytes"] == (tmp_path / "dataset" / "shards" / shard["file"]).stat().st_size == 20
+
+
+def test_a_long_document_gives_several_shards_and_the_same_tokens(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("sparklm.text.readers._BLOCK_BYTES", 100)
+    text = "".join(f"line {number}\n" for number in range(200))
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "a.txt.gz").write_bytes(gzip.compress(text.encode()))
+    make(tmp_path, "one")
+    monkeypatch.setattr("sparklm.text.prepare.SHARD_TOKENS", 500)
+    manifest = make(tmp_path, "many")
+    assert [shard.num_tokens < 700 for shard in manifest.shards] == [True] * 3
+    one, many = (Dataset(Folder(str(tmp_path / name))) for name in ("one", "many"))
+    assert one.train.read(0, len(one.train)).tolist() == many.train.read(0, len(many.train)).tolist()
+    assert one.tokenizer.decode(many.train.read(0, len(many.train)).tolist()) == text[: len(many.train)]
+
+
+def test_a_word_of_ten_million_letters_is_tokenised_whole(tmp_path: Path) -> None:
+    write_corpus(tmp_path, a="a" * 10_000_000)
+    manifest = make(tmp_path, tokenizer="bpe", validation_fraction=0)
+    dataset = Dataset(Folder(str(tmp_path / "dataset")))
+    assert manifest.counts.kept_bytes == 10_000_000
+    assert len(dataset.tokenizer.decode(dataset.train.read(0, len(dataset.train)).tolist())) == 10_000_000
+
+
+def test_every_input_byte_is_accounted_for_in_every_plain_format(tmp_path: Path) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "a.txt").write_bytes(b"\xef\xbb\xbfwith a mark\n")
+    (folder / "b.jsonl").write_text('{"id": 1, "text": "one"}\n\n{"text": null}\n')
+    (folder / "c.csv").write_text('id,text\n1,"two, and\nmore"\n2,\n')
+    (folder / "d.md").write_bytes(b"bad \xff bytes")
+    counts = make(tmp_path).counts
+    assert counts.input_bytes == counts.read_bytes == sum(path.stat().st_size for path in folder.iterdir())
+    texts = ["with a mark\n", "one", "two, and\nmore", "bad ? bytes"]
+    assert counts.text_bytes == counts.kept_bytes == sum(map(len, texts))
+    assert (counts.documents, counts.empty_documents) == (6, 2)
+
+
+def test_sentences_are_documents_and_windows_stay_in_them(tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "a.txt").write_text("first sentence\r\n\nHe is.\nthe third one\n")
+    manifest = make(tmp_path, format="lines", validation_fraction=0)
+    dataset = Dataset(Folder(str(tmp_path / "dataset")))
+    assert manifest.counts.documents == 3
+    windows = dataset.windows(dataset.train, DataConfig(window_size=8), stride=2)
+    assert isinstance(windows, DocumentWindows)
+    assert windows.num_short == 1
+    cut = dataset.train.windows(windows.starts(np.arange(windows.num_windows)), 8)
+    texts = [dataset.tokenizer.decode(row.tolist()) for row in cut]
+    assert texts == ["first sen", "rst sente", "t sentenc", "sentence", "the third", "e third o", "third one"]
+    across = dataset.windows(dataset.train, DataConfig(window_size=8, windows="stream"), stride=2)
+    assert across.num_windows > windows.num_windows
+
+
+def test_a_remote_shard_is_kept_on_a_local_disk_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARKLM_CACHE", str(tmp_path / "cache"))
+    write_corpus(tmp_path, a="some text")
+    manifest = make(tmp_path)
+    remote = Folder(f"memory://cached-{tmp_path.name}")
+    for name, data in files_below(tmp_path / "dataset").items():
+        remote.write_bytes(name, data)
+    expected = Dataset(remote).train.read(0, 5).tolist()
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [manifest.shards[0].sha256]
+    (remote / "shards").remove()
+    assert Dataset(remote).train.read(0, 5).tolist() == expected
+    (tmp_path / "cache" / manifest.shards[0].sha256).write_bytes(b"\0" * manifest.shards[0].num_bytes)
+    with pytest.raises(UserError, match="does not fit its checksum"):
+        Dataset(remote).train.read(0, 5)
+    (tmp_path / "cache" / manifest.shards[0].sha256).unlink()
+    (remote / "shards").write_bytes(manifest.shards[0].file, b"\0" * manifest.shards[0].num_bytes)
+    with pytest.raises(UserError, match="does not fit its checksum"):
+        Dataset(remote).train.read(0, 5)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_the_cache_makes_room_for_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARKLM_CACHE", str(tmp_path))
+    monkeypatch.setattr(
+        "shutil.disk_usage", lambda place: SimpleNamespace(free=200 - len(list(tmp_path.iterdir())) * 40)
+    )
+    remote = Folder(f"memory://room-{tmp_path.name}")
+    digests = []
+    for number in range(4):
+        data = bytes([number]) * 40
+        digests.append(hashlib.sha256(data).hexdigest())
+        remote.write_bytes(str(number), data)
+        cached_copy(remote, str(number), digests[-1])
+        if number == 1:
+            cached_copy(remote, "0", digests[0])  # used again: 1 is older now
+        if number == 2:
+            assert {path.name for path in tmp_path.iterdir()} == {digests[0], digests[2]}
+    assert {path.name for path in tmp_path.iterdir()} == {digests[2], digests[3]}

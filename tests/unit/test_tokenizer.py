@@ -74,9 +74,9 @@ def test_both_trainers_learn_the_same_merges_and_write_nothing_on_the_screen(
     from pydoc_data.topics import topics
 
     text = "".join(topics.values())
-    slow = _train_merges(text.encode(), 2000)
-    monkeypatch.setattr("sparklm.text.tokenizer_kinds._MUCH_TEXT_BYTES", 0)
-    assert _train_merges(text.encode(), 2000) == slow
+    slow = _train_merges(text, 2000)
+    monkeypatch.setattr("sparklm.text.tokenizer_kinds._MUCH_TEXT", 0)
+    assert _train_merges(text, 2000) == slow
     assert len(slow) == 2000 - 257
     assert capfd.readouterr() == ("", "")
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparklm.text.windows import WindowPlan, count_windows, derive_seed, permute
+from sparklm.text.windows import DocumentWindows, StreamWindows, WindowPlan, count_windows, derive_seed, permute
 
 plans = st.builds(
     WindowPlan,
@@ -96,3 +96,29 @@ def test_epoch_ends_and_epoch_of_agree(plan: WindowPlan) -> None:
         end = plan.epoch_end(epoch)
         assert plan.epoch_of(end - 1) <= epoch
         assert plan.epoch_of(end) >= epoch + 1
+
+
+@given(
+    st.lists(st.integers(1, 20), min_size=1, max_size=8),
+    st.integers(1, 6),
+    st.integers(1, 6),
+)
+def test_document_windows_are_exactly_those_inside_documents(sizes: list[int], window_size: int, stride: int) -> None:
+    ends = np.cumsum(sizes)
+    windows = DocumentWindows(ends=ends, window_size=window_size, stride=stride)
+    expected = [
+        start
+        for begin, end in zip([0, *ends[:-1]], ends, strict=True)
+        for start in range(begin, end - window_size, stride)
+    ]
+    assert windows.starts(np.arange(windows.num_windows)).tolist() == expected
+    assert windows.num_short == sum(size < window_size + 1 for size in sizes)
+
+
+@given(st.integers(0, 60), st.integers(1, 9), st.integers(1, 9))
+def test_every_token_is_in_exactly_the_windows_that_the_arithmetic_says(tokens: int, size: int, stride: int) -> None:
+    windows = StreamWindows(num_tokens=tokens, window_size=size, stride=stride)
+    starts = windows.starts(np.arange(windows.num_windows)).tolist()
+    for token in range(tokens):
+        holding = [start for start in starts if start <= token <= start + size]
+        assert holding == [start for start in range(0, max(0, tokens - size), stride) if token - size <= start <= token]

@@ -1,6 +1,7 @@
 """Settings: the typed tree, and where its values come from."""
 
 from sparklm.config.tree import (
+    CleaningConfig,
     Config,
     DataConfig,
     DistributedConfig,
@@ -12,6 +13,7 @@ from sparklm.config.tree import (
 )
 
 __all__ = [
+    "CleaningConfig",
     "Config",
     "DataConfig",
     "DistributedConfig",

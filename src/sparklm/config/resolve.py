@@ -94,7 +94,6 @@ def unused_settings(config: Config, provenance: Mapping[str, str]) -> list[str]:
         "data.embeddings": "gpt learns its embeddings itself",
         "metrics.similarity_threshold": "accuracy here is exact, the likeliest token against the true one",
         "distributed.averaging_frequency": "one replica has nothing to average",
-        "distributed.prefetch_batches": "batches are cut from memory-mapped shards as they are needed",
     }
     if config.data.tokenizer not in ("bpe", "word"):
         reasons["data.vocab_size"] = f"the tokenizer {config.data.tokenizer} has as many ids as it needs"

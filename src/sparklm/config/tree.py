@@ -7,6 +7,7 @@ came from. Once resolved it never changes.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -19,6 +20,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 TOKENIZER_KINDS = ("bpe", "word", "char", "byte", "gpt2")
 TOKENIZER_FILES = (".json", ".tiktoken")
+FILE_FORMATS = ("auto", "text", "lines", "tokens", "jsonl", "csv", "parquet")
 
 
 class Section(BaseModel):
@@ -42,12 +44,22 @@ class DataConfig(Section):
     overlap: Annotated[int, Field(ge=0)] | None = Field(
         None, description="tokens neighbouring windows share, instead of stride"
     )
+    format: NonEmptyText = Field(
+        "auto",
+        description="auto, text, lines, tokens, jsonl, csv, parquet, or one that Spark reads (orc, delta, iceberg, …)",
+    )
+    table: NonEmptyText | None = Field(None, description="table of Spark's catalog, instead of a corpus")
+    windows: Literal["auto", "stream", "documents"] = Field(
+        "auto", description="documents = windows never cross from one document to the next; auto = so for lines"
+    )
     text_column: NonEmptyText = Field(
         "text", description="field or column that holds the text of jsonl, csv and parquet"
     )
     split: Literal["auto", "document", "tail"] = Field("auto", description="how validation text is chosen")
     validation_fraction: Fraction = Field(0.1, description="part of the text kept for validation; 0 = none")
-    embeddings: NonEmptyText | None = Field(None, description="file of precomputed token embeddings")
+    embeddings: NonEmptyText | None = Field(
+        None, description="random, word2vec, or a file of token embeddings; none = the model's own"
+    )
 
     @field_validator("tokenizer")
     @classmethod
@@ -56,6 +68,23 @@ class DataConfig(Section):
             kinds, files = ", ".join(TOKENIZER_KINDS), " or ".join(TOKENIZER_FILES)
             raise ValueError(f"should be one of {kinds}, or a file that ends in {files}")
         return value
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        if self.table is not None and self.corpus is not None:
+            raise ValueError(f"table {self.table} and corpus {self.corpus} are two sources; give one of them")
+        if re.fullmatch(r"[A-Za-z][\w.]*", self.format) is None:
+            raise ValueError(
+                f"format {self.format!r} is none of {', '.join(FILE_FORMATS)}, nor a name that Spark knows"
+            )
+        if self.table is None and self.is_table and self.corpus is None:
+            raise ValueError(f"format {self.format} needs a corpus: where the data is")
+        return self
+
+    @property
+    def is_table(self) -> bool:
+        """Whether Spark reads the text: a table of its catalog, or a format that only it knows."""
+        return self.table is not None or self.format not in FILE_FORMATS
 
     @model_validator(mode="after")
     def _check_stride(self) -> Self:
@@ -72,6 +101,25 @@ class DataConfig(Section):
         if self.overlap is not None:
             return self.window_size - self.overlap
         return self.stride or self.window_size
+
+
+class CleaningConfig(Section):
+    """What is done to documents before they are tokenised; every step is counted."""
+
+    gutenberg: bool = Field(False, description="cut off the licence around Project Gutenberg books")
+    unicode: Literal["none", "NFC", "NFKC"] = Field("none", description="Unicode normalisation")
+    min_length: Annotated[int, Field(ge=0)] = Field(0, description="characters below which a document is left out")
+    duplicates: Literal["keep", "exact", "near"] = Field(
+        "keep", description="leave out documents equal to an earlier one, or nearly so"
+    )
+    similarity: Annotated[float, Field(ge=0.2, le=1)] = Field(
+        0.8, description="part of word sequences that near duplicates share"
+    )
+
+    @property
+    def needs_whole_documents(self) -> bool:
+        """Whether a step has to see a document from its beginning to its end."""
+        return self.gutenberg or self.min_length > 1 or self.duplicates != "keep"
 
 
 class ModelConfig(Section):
@@ -213,6 +261,7 @@ class Config(Section):
     """The whole tree."""
 
     data: DataConfig = DataConfig()
+    cleaning: CleaningConfig = CleaningConfig()
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
     distributed: DistributedConfig = DistributedConfig()

@@ -14,6 +14,7 @@ from sparklm.storage import Folder
 from sparklm.text.corpus import SAMPLE, cut_pieces, list_sources
 from sparklm.text.readers import read_chunks
 from sparklm.text.shards import Dataset, Segment, TokenStream, is_dataset
+from sparklm.text.windows import StreamWindows
 from sparklm.training.loop import evaluate
 
 
@@ -35,7 +36,8 @@ def evaluate_corpus(trained: TrainedModel, corpus: str | None, text_column: str 
         _validation(trained, corpus) if corpus and is_dataset(corpus) else _all(trained, corpus, text_column)
     )
     window_size = min(trained.model.shape.context_length, max(1, len(stream) - 1))
-    result = evaluate(trained.model, stream, window_size, torch.device("cpu"))
+    windows = StreamWindows(num_tokens=len(stream), window_size=window_size, stride=window_size)
+    result = evaluate(trained.model, stream, windows, torch.device("cpu"))
     if result is None:
         raise UserError(f"{corpus}: {len(stream)} token is too short to evaluate; at least 2 are needed")
     bytes_per_token = text_bytes / len(stream)

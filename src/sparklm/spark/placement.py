@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sparklm.config import SparkConfig
-from sparklm.spark.prepare import encode_shards
+from sparklm.config import DataConfig, SparkConfig
+from sparklm.spark.duplicates import find_duplicates_in_files
 from sparklm.spark.rounds import epoch_group, run_round
 from sparklm.spark.session import start_session
+from sparklm.spark.tables import TableCorpus
 from sparklm.spark.taskmetrics import job_group_figures
+from sparklm.spark.tasks import run_tasks
 from sparklm.storage import Folder
-from sparklm.text.prepare import ShardRequest, ShardResult
+from sparklm.text.prepare import Corpus, ShardRequest
 from sparklm.training.checkpoint import Commit
 from sparklm.training.loop import StepCallback
 from sparklm.training.metrics import ClusterFigures
@@ -20,6 +23,8 @@ from sparklm.training.strategies import Round
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_TASKS_PER_SLOT = 4  # enough for the slots to end at about the same time
 
 
 class OnSpark:
@@ -46,9 +51,18 @@ class OnSpark:
             return usable_cores() if local[1] == "*" else int(local[1] or 1)
         return int(self._context.getConf().get("spark.executor.cores", "1"))
 
-    def encode_shards(self, requests: list[ShardRequest]) -> list[ShardResult]:
-        """Make shards in tasks."""
-        return encode_shards(self._session, requests)
+    def run_tasks(self, work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
+        """Do some orders in each task, as starting a task costs nearly as much as a small order."""
+        self._context.setJobGroup("sparklm prepare", title)
+        return run_tasks(self._session, list(orders), work, _TASKS_PER_SLOT * self._context.defaultParallelism)
+
+    def find_duplicates(self, requests: Sequence[ShardRequest]) -> set[int]:
+        """Compare documents in a query."""
+        return find_duplicates_in_files(self._session, requests)
+
+    def open_table(self, data: DataConfig) -> Corpus:
+        """Open a table of this session."""
+        return TableCorpus(self._session, data)
 
     def run_round(self, run: Folder, round_: Round, on_step: StepCallback) -> Commit:
         """Train in a task."""

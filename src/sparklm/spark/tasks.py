@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sparklm.errors import TrainingDivergedError, UserError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 _WAIT_SECONDS = 0.2
 _CANCEL_SECONDS = 10.0
@@ -29,21 +29,68 @@ def run_tasks(
     """
     num_tasks = min(len(orders), most_tasks or len(orders))
 
-    def collect() -> list[Any]:
-        places = session.range(0, len(orders), 1, num_tasks)
-        answers: list[Any] = places.mapInArrow(_task_function(orders, work), _ANSWER_SCHEMA).collect()
-        return answers
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        for place in (place for batch in batches for place in batch.column(0).to_pylist()):
+            yield from guarded(_answer(place, work, orders[place]), _ANSWER_SCHEMA)
 
-    answers = _interruptibly(session, collect)
-    for answer in answers:
-        if answer.user_error is not None:
-            raise UserError(answer.user_error)
-        if answer.diverged is not None:
-            raise TrainingDivergedError(answer.diverged)
+    answers = run_query(session, lambda: session.range(0, len(orders), 1, num_tasks).mapInArrow(run, _ANSWER_SCHEMA))
     return [answer.value for answer in sorted(answers, key=lambda answer: answer.place)]
 
 
-def _interruptibly(session: SparkSession, job: Callable[[], list[Any]]) -> list[Any]:
+def run_query(session: SparkSession, query: Callable[[], DataFrame]) -> list[Row]:
+    """Make a query and collect its rows, free to be interrupted; what tasks say the user did wrong is raised here."""
+    rows = _interruptibly(session, lambda: query().collect())
+    for row in rows:
+        if "user_error" in row and row.user_error is not None:
+            raise UserError(row.user_error)
+        if "diverged" in row and row.diverged is not None:
+            raise TrainingDivergedError(row.diverged)
+    return rows
+
+
+def guarded(batches: Iterator[Any], schema: str) -> Iterator[Any]:
+    """Give the Arrow batches that a generator makes on a worker, or what goes wrong in it as a row of its own.
+
+    The schema, in Spark's words, has the columns `user_error` and `diverged`.
+    """
+    try:
+        yield from batches
+    except UserError as error:
+        yield _failure(schema, "user_error", str(error))
+    except TrainingDivergedError as error:
+        yield _failure(schema, "diverged", str(error))
+
+
+def _failure(schema: str, column: str, text: str) -> Any:
+    import pyarrow
+
+    types = {
+        "int": pyarrow.int32(),
+        "long": pyarrow.int64(),
+        "string": pyarrow.string(),
+        "array<long>": pyarrow.list_(pyarrow.int64()),
+    }
+    fields = [field.split() for field in schema.split(",")]
+    return pyarrow.RecordBatch.from_pydict(
+        {name: pyarrow.array([text if name == column else None], types[kind]) for name, kind in fields}
+    )
+
+
+def _answer(place: int, work: Callable[[str], str], order: str) -> Iterator[Any]:
+    import pyarrow
+
+    nothing = pyarrow.array([None], pyarrow.string())
+    yield pyarrow.RecordBatch.from_pydict(
+        {
+            "place": pyarrow.array([place], pyarrow.int64()),
+            "value": pyarrow.array([work(order)], pyarrow.string()),
+            "user_error": nothing,
+            "diverged": nothing,
+        }
+    )
+
+
+def _interruptibly(session: SparkSession, job: Callable[[], list[Row]]) -> list[Row]:
     """Run a job in a thread of its own, so that an interrupt finds this one free to cancel it and go quietly."""
     from pyspark import InheritableThread
 
@@ -69,26 +116,3 @@ def _interruptibly(session: SparkSession, job: Callable[[], list[Any]]) -> list[
     if isinstance(result, BaseException):
         raise result
     return result  # type: ignore[no-any-return]
-
-
-def _task_function(orders: list[str], work: Callable[[str], str]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Make what `mapInArrow` calls on a worker: do the orders at the places that this task was given."""
-
-    def run(batches: Iterator[Any]) -> Iterator[Any]:
-        import pyarrow
-
-        for place in (place for batch in batches for place in batch.column(0).to_pylist()):
-            value = user_error = diverged = None
-            try:
-                value = work(orders[place])
-            except UserError as error:
-                user_error = str(error)
-            except TrainingDivergedError as error:
-                diverged = str(error)
-            texts = {"value": value, "user_error": user_error, "diverged": diverged}
-            yield pyarrow.RecordBatch.from_pydict(
-                {"place": pyarrow.array([place], pyarrow.int64())}
-                | {name: pyarrow.array([text], pyarrow.string()) for name, text in texts.items()}
-            )
-
-    return run

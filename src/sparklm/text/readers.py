@@ -1,17 +1,19 @@
 """The documents in a piece of a corpus, read in chunks of bounded size.
 
-| format                                | a document is             |
-|---------------------------------------|---------------------------|
-| text (`.txt`, `.md`, anything else)   | the file                  |
-| `.jsonl`                              | a line; its text column   |
-| `.csv`, `.parquet`                    | a row; its text column    |
+| format                                | a document is                            |
+|---------------------------------------|------------------------------------------|
+| text (`.txt`, `.md`, anything else)   | the file                                 |
+| lines                                 | a line                                   |
+| ids, word ids                         | the file: numbers, see token_files.py    |
+| `.jsonl`                              | a line; its text column                  |
+| `.csv`, `.parquet`                    | a row; its text column                   |
 
 each also as `.gz`, `.bz2`, `.xz` or `.zst` (but parquet, which compresses by itself).
 
 Two neighbouring pieces of a file agree on where they meet, because the meeting point depends on the file alone: the
-first line start at or after an offset; in a line of plain text that is too long, the first character start; in parquet,
-the first row group that begins there. Invalid UTF-8 is replaced and counted. What cannot be read is refused with the
-file's name and the place, never skipped.
+first line start at or after an offset; in a line of plain text that is too long, the first space, or else the first
+character start; in parquet, the first row group that begins there. Invalid UTF-8 is replaced and counted. What cannot
+be read is refused with the file's name and the place, never skipped.
 """
 
 from __future__ import annotations
@@ -22,8 +24,11 @@ import gzip
 import io
 import json
 import lzma
+import os
+import re
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,8 +41,10 @@ from sparklm.text.corpus import SAMPLE, Piece, sample_topics
 CHUNK_BYTES = 4 * 1024 * 1024
 _LONGEST_LINE_SEARCH = 64 * 1024
 _LONGEST_RECORD = 1 << 30  # of a jsonl line: more than this is no document
+_BLOCK_BYTES = CHUNK_BYTES + _LONGEST_LINE_SEARCH  # a piece of the usual size, moved to line ends, is one block
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _REPLACEMENT = "\ufffd".encode()
+_BETWEEN_IDS = re.compile(rb"[\s,;\[\]]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,25 +59,50 @@ class Chunk:
     repaired_sequences: int
 
 
-def read_chunks(piece: Piece, text_column: str) -> Iterator[Chunk]:
-    """Read a piece, chunk by chunk."""
-    readers: dict[str, Callable[[Piece, str], Iterator[Chunk]]] = {
+def read_chunks(piece: Piece, text_column: str, counts: Counter[str] | None = None) -> Iterator[Chunk]:
+    """Read a piece, chunk by chunk. Counts `input_bytes` of the file and `read_bytes`, what they are decompressed."""
+    readers: dict[str, Callable[[Piece, str, Counter[str]], Iterator[Chunk]]] = {
         "sample": _read_sample,
         "text": _read_text,
+        "ids": _read_text,
+        "word ids": _read_text,
+        "lines": _read_lines,
         "jsonl": _read_jsonl,
         "csv": _read_csv,
         "parquet": _read_parquet,
     }
+    counts = Counter() if counts is None else counts
+    counts["input_bytes"] += piece.stop - piece.start
     with _told(piece.address):
-        yield from readers[piece.format](piece, text_column)
+        yield from readers[piece.format](piece, text_column, counts)
 
 
-def _read_sample(piece: Piece, text_column: str) -> Iterator[Chunk]:
+def read_head(piece: Piece, num_bytes: int) -> bytes:
+    """Read the first bytes of a file, decompressed."""
+    with _told(piece.address), _open(piece) as file:
+        return file.read(num_bytes)
+
+
+def make_chunk(document: str, data: bytes, *, starts: bool = True, ends: bool = True) -> Chunk:
+    """Make a chunk of what was read: replace what is not UTF-8, and count it."""
+    valid, repaired = _repair(data)
+    return Chunk(
+        document=document,
+        data=valid,
+        starts_document=starts,
+        ends_document=ends,
+        num_bytes=len(data),
+        repaired_sequences=repaired,
+    )
+
+
+def _read_sample(piece: Piece, text_column: str, counts: Counter[str]) -> Iterator[Chunk]:
     data = sample_topics()[piece.address.removeprefix(f"{SAMPLE}/")].encode()[piece.start : piece.stop]
-    yield _chunk(piece.name, data, starts=piece.start == 0, ends=piece.is_last)
+    counts["read_bytes"] += len(data)
+    yield make_chunk(piece.name, data, starts=piece.start == 0, ends=piece.is_last)
 
 
-def _read_text(piece: Piece, text_column: str) -> Iterator[Chunk]:
+def _read_text(piece: Piece, text_column: str, counts: Counter[str]) -> Iterator[Chunk]:
     with _open(piece) as file:
         starts, offset = piece.start == 0, piece.start
         for data, is_last in _blocks(file, piece):
@@ -80,45 +112,78 @@ def _read_text(piece: Piece, text_column: str) -> Iterator[Chunk]:
                     f"{piece.address} holds a zero byte near offset {offset + zero}: this is not a text file; "
                     "take it out of the corpus or convert it to UTF-8"
                 )
+            counts["read_bytes"] += len(data)
+            offset += len(data)
             text = data.removeprefix(_BYTE_ORDER_MARK) if starts else data
-            yield _chunk(piece.name, text, starts=starts, ends=is_last and piece.is_last, num_bytes=len(data))
-            starts, offset = False, offset + len(data)
+            yield make_chunk(piece.name, text, starts=starts, ends=is_last and piece.is_last)
+            starts = False
 
 
 def _blocks(file: BinaryIO, piece: Piece) -> Iterator[tuple[bytes, bool]]:
-    """Cut a piece of plain text into blocks at line ends; say of each whether it is the last."""
+    """Cut a piece of plain text into blocks, at line ends where it can be; say of each whether it is the last."""
+    is_ids = piece.format == "ids"
+    left = sys.maxsize
     if piece.compression == "none":
-        start = 0 if piece.start == 0 else _line_start(file, piece.start)
-        stop = -1 if piece.is_last else _line_start(file, piece.stop)
+        start = 0 if piece.start == 0 else _meeting_point(file, piece.start, is_ids)
+        stop = piece.stop if piece.is_last else _meeting_point(file, piece.stop, is_ids)
+        left = max(0, stop - start)
         file.seek(start)
-        yield file.read() if piece.is_last else file.read(max(0, stop - start)), True
-        return
     rest = b""
-    while block := file.read(CHUNK_BYTES):
-        block = rest + block
-        cut = block.rfind(b"\n") + 1 or _last_character_start(block)
-        if cut < len(block) or len(block) >= CHUNK_BYTES:
-            yield block[:cut], False
-            rest = block[cut:]
-        else:
-            rest = block
+    while left and (block := file.read(min(_BLOCK_BYTES, left))):
+        left -= len(block)
+        rest += block
+        cut = _last_cut(rest, is_ids) if left else 0
+        if cut:
+            yield rest[:cut], False
+            rest = rest[cut:]
     yield rest, True
 
 
-def _read_jsonl(piece: Piece, text_column: str) -> Iterator[Chunk]:
+def _read_lines(piece: Piece, text_column: str, counts: Counter[str]) -> Iterator[Chunk]:
     with _open(piece) as file:
-        offset = 0
-        if piece.compression == "none" and piece.start > 0:
-            offset = _line_start(file, piece.start, search=_LONGEST_RECORD)
-            file.seek(offset)
-        while piece.compression != "none" or piece.is_last or offset < piece.stop:
-            line = file.readline(_LONGEST_RECORD)
-            if not line:
-                return
+        starts, name, rest = True, "", b""
+        for offset, line in _lines(file, piece, counts, CHUNK_BYTES):
+            is_whole = line.endswith(b"\n") or len(line) < CHUNK_BYTES
+            if starts:
+                name = f"{piece.name}:{offset}"
+                line = line.removeprefix(_BYTE_ORDER_MARK) if offset == 0 else line
+            line = rest + line
+            cut = len(line) if is_whole else _last_cut(line)
+            text, rest = (line.rstrip(b"\r\n"), b"") if is_whole else (line[:cut], line[cut:])
+            if text or not starts:
+                yield make_chunk(name, text, starts=starts, ends=is_whole)
+            starts = is_whole
+        if not starts:
+            yield make_chunk(name, rest, starts=False, ends=True)
+
+
+def _read_jsonl(piece: Piece, text_column: str, counts: Counter[str]) -> Iterator[Chunk]:
+    with _open(piece) as file:
+        for offset, line in _lines(file, piece, counts, _LONGEST_RECORD):
             if line.strip():
                 text = _text_of_json(line, text_column, f"{piece.address}, byte {offset}")
-                yield _document(f"{piece.name}:{offset}", text)
-            offset += len(line)
+                yield make_chunk(f"{piece.name}:{offset}", text.encode(errors="surrogatepass"))
+
+
+def _lines(file: BinaryIO, piece: Piece, counts: Counter[str], longest: int) -> Iterator[tuple[int, bytes]]:
+    """Give the lines that start in a piece, and where; one that is too long comes in parts."""
+    offset = 0
+    if piece.compression == "none" and piece.start > 0:
+        offset = piece.start - 1
+        file.seek(offset)
+        while part := file.readline(longest):  # to the end of the line in which the piece before ends
+            offset += len(part)
+            if part.endswith(b"\n"):
+                break
+    is_inside = False
+    while is_inside or piece.compression != "none" or piece.is_last or offset < piece.stop:
+        line = file.readline(longest)
+        if not line:
+            return
+        yield offset, line
+        counts["read_bytes"] += len(line)
+        offset += len(line)
+        is_inside = not line.endswith(b"\n")
 
 
 def _text_of_json(line: bytes, text_column: str, place: str) -> str:
@@ -134,20 +199,40 @@ def _text_of_json(line: bytes, text_column: str, place: str) -> str:
     return record[text_column] or ""
 
 
-def _read_csv(piece: Piece, text_column: str) -> Iterator[Chunk]:
+class _CountedFile(io.RawIOBase):
+    """A file that knows how much was read from it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.num_bytes = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        self.num_bytes += len(data)
+        return len(data)
+
+
+def _read_csv(piece: Piece, text_column: str, counts: Counter[str]) -> Iterator[Chunk]:
     csv.field_size_limit(sys.maxsize)
     # Bytes that are no UTF-8 come through as they are, to be repaired and counted like everywhere else.
     escape = "surrogateescape"
-    with _open(piece) as file, io.TextIOWrapper(file, encoding="utf-8-sig", errors=escape, newline="") as lines:
+    with _open(piece) as file:
+        counted = _CountedFile(file)
+        lines = io.TextIOWrapper(
+            io.BufferedReader(counted, CHUNK_BYTES), encoding="utf-8-sig", errors=escape, newline=""
+        )
         rows = csv.DictReader(lines)
         if rows.fieldnames is None or text_column not in rows.fieldnames:
             raise _missing_column(piece.address, text_column, rows.fieldnames or [])
         for number, row in enumerate(rows):
-            data = (row[text_column] or "").encode(errors=escape)
-            yield _chunk(f"{piece.name}:{number}", data, starts=True, ends=True)
+            yield make_chunk(f"{piece.name}:{number}", (row[text_column] or "").encode(errors=escape))
+        counts["read_bytes"] += counted.num_bytes
 
 
-def _read_parquet(piece: Piece, text_column: str) -> Iterator[Chunk]:
+def _read_parquet(piece: Piece, text_column: str, counts: Counter[str]) -> Iterator[Chunk]:
     import pyarrow
     import pyarrow.parquet
 
@@ -162,8 +247,9 @@ def _read_parquet(piece: Piece, text_column: str) -> Iterator[Chunk]:
                 begins = min(metadata.column(column).data_page_offset for column in range(metadata.num_columns))
                 if piece.start <= begins < piece.stop:
                     for batch in table.iter_batches(batch_size=1024, row_groups=[group], columns=[text_column]):
-                        for text in batch.column(0).cast(pyarrow.large_string()).to_pylist():
-                            yield _document(f"{piece.name}:{row}", text or "")
+                        for text in _texts_of_column(batch.column(0), piece.address, text_column):
+                            counts["read_bytes"] += len(text)
+                            yield make_chunk(f"{piece.name}:{row}", text)
                             row += 1
                 else:
                     row += metadata.num_rows
@@ -171,25 +257,30 @@ def _read_parquet(piece: Piece, text_column: str) -> Iterator[Chunk]:
             raise UserError(f"{piece.address} cannot be read as parquet: {error}") from error
 
 
+def _texts_of_column(column: Any, address: str, text_column: str) -> Iterator[bytes]:
+    """Give the texts of an Arrow column as bytes, which may or may not be UTF-8."""
+    import pyarrow
+
+    if pyarrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    kinds = (
+        "is_string",
+        "is_large_string",
+        "is_string_view",
+        "is_binary",
+        "is_large_binary",
+        "is_binary_view",
+        "is_null",
+    )
+    if not any(getattr(pyarrow.types, kind)(column.type) for kind in kinds):
+        raise UserError(f"{address}: the column {text_column!r} is of type {column.type}, not a text")
+    for text in column.cast(pyarrow.large_binary()).to_pylist():
+        yield text or b""
+
+
 def _missing_column(address: str, text_column: str, names: Any) -> UserError:
     return UserError(
         f"{address} has no column {text_column!r}, only {', '.join(names)}; say which with data.text_column"
-    )
-
-
-def _document(name: str, text: str) -> Chunk:
-    return _chunk(name, text.encode(errors="surrogatepass"), starts=True, ends=True)
-
-
-def _chunk(document: str, data: bytes, *, starts: bool, ends: bool, num_bytes: int | None = None) -> Chunk:
-    valid, repaired = _repair(data)
-    return Chunk(
-        document=document,
-        data=valid,
-        starts_document=starts,
-        ends_document=ends,
-        num_bytes=len(data) if num_bytes is None else num_bytes,
-        repaired_sequences=repaired,
     )
 
 
@@ -214,17 +305,27 @@ def _told(address: str) -> Iterator[None]:
         raise UserError(
             f"{address} is damaged or cut off: {error}; get it again, or take it out of the corpus"
         ) from error
+    except csv.Error as error:
+        raise UserError(f"{address} cannot be read as csv: {error}") from error
     except OSError as error:
         raise UserError(f"{address} cannot be read: {error.strerror or error}") from error
 
 
 def _open(piece: Piece) -> BinaryIO:
-    """Open a file wherever it is, decompressed."""
+    """Open a file wherever it is, decompressed; it must still have the size it was listed with."""
     if split_url(piece.address)[0] == "file":
         file: BinaryIO = open(piece.address, "rb")  # noqa: SIM115 (the caller closes it)
+        size = os.fstat(file.fileno()).st_size
     else:
         filesystem, path = open_filesystem(piece.address)
         file = filesystem.open(path, "rb")
+        size = getattr(file, "size", piece.file_bytes)
+    if size != piece.file_bytes:
+        file.close()
+        raise UserError(
+            f"{piece.address} has changed while it was being read: {piece.file_bytes} bytes before, {size} now; "
+            "let it rest, then run again"
+        )
     if piece.compression == "none":
         return file
     if piece.compression == "zst":
@@ -235,16 +336,36 @@ def _open(piece: Piece) -> BinaryIO:
     return cast(BinaryIO, openers[piece.compression](file))
 
 
-def _line_start(file: BinaryIO, offset: int, search: int = _LONGEST_LINE_SEARCH) -> int:
-    """Find the first line start at or after an offset, or the first character start if the line is very long."""
+def _meeting_point(file: BinaryIO, offset: int, is_ids: bool) -> int:
+    """Find where two pieces meet: the first good place at or after an offset at which to cut."""
     file.seek(offset - 1)
-    data = file.readline(search)
+    if is_ids:
+        data = file.read(_LONGEST_LINE_SEARCH)
+        between = _BETWEEN_IDS.search(data)
+        return offset - 1 + (between.end() if between else len(data))
+    data = file.readline(_LONGEST_LINE_SEARCH)
     if data.endswith(b"\n") or not data:
         return offset - 1 + len(data)
-    continuation = 1
-    while continuation < len(data) and data[continuation] & 0b1100_0000 == 0b1000_0000:
-        continuation += 1
-    return offset - 1 + continuation
+    space = data.find(b" ", 1)
+    return offset - 1 + (space if space > 0 else _character_start(data, 1))
+
+
+def _last_cut(data: bytes, is_ids: bool = False) -> int:
+    """Find the last good place at which to cut: after a line end, before a space, before a character; 0 if none."""
+    if is_ids:
+        return max(data.rfind(separator) for separator in (b" ", b"\n", b"\t", b"\r", b",", b";")) + 1
+    line = data.rfind(b"\n") + 1
+    if line:
+        return line
+    space = data.rfind(b" ", max(0, len(data) - _LONGEST_LINE_SEARCH))
+    return space if space > 0 else _last_character_start(data)
+
+
+def _character_start(data: bytes, place: int) -> int:
+    """Find the first character start at or after a place."""
+    while place < len(data) and data[place] & 0b1100_0000 == 0b1000_0000:
+        place += 1
+    return place
 
 
 def _last_character_start(data: bytes) -> int:

@@ -12,22 +12,28 @@ shard once and reads only what the manifest names.
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
+from sparklm.config import DataConfig
 from sparklm.errors import UserError
 from sparklm.records import read_record
-from sparklm.storage import Folder
+from sparklm.storage import Folder, cached_copy
 from sparklm.text.tokenizer import Tokenizer
-from sparklm.text.windows import Int64Array
+from sparklm.text.windows import DocumentWindows, Int64Array, StreamWindows, Windows
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
-DATASET_FORMAT = "sparklm dataset 1"
+DATASET_FORMAT = "sparklm dataset 2"
 Split = Literal["train", "validation"]
+TokenArray = npt.NDArray[np.unsignedinteger]
+_MOST_OPEN_SHARDS = 512  # each takes a file descriptor
+_checked: set[tuple[str, str, int, int]] = set()  # shards of this process that fit their checksums
 
 
 class _Record(BaseModel):
@@ -52,13 +58,34 @@ class Segment(_Record):
 
 
 class Counts(_Record):
-    """What became of the input."""
+    """What became of the input: every byte of it is in one of these.
 
+    `input_bytes` is what the files hold; decompressed, that is `read_bytes`. Of these, `text_bytes` are the documents;
+    the rest is what stands around them (field names, quotes, other columns, byte order marks). `text_bytes` is the sum
+    of the kept, empty, short, duplicate and licence bytes.
+    """
+
+    input_bytes: int = 0
+    read_bytes: int = 0
+    text_bytes: int = 0
+    kept_bytes: int = 0
     documents: int = 0
     empty_documents: int = 0
+    empty_bytes: int = 0
+    short_documents: int = 0
+    short_bytes: int = 0
+    duplicate_documents: int = 0
+    duplicate_bytes: int = 0
+    licence_blocks: int = 0
+    licence_bytes: int = 0
+    normalised_bytes: int = 0
     repaired_documents: int = 0
     repaired_sequences: int = 0
-    text_bytes: int = 0
+
+    @property
+    def kept_documents(self) -> int:
+        """Documents that were tokenised."""
+        return self.documents - self.empty_documents - self.short_documents - self.duplicate_documents
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(**{name: getattr(self, name) + getattr(other, name) for name in Counts.model_fields})
@@ -113,6 +140,12 @@ class Manifest(_Record):
     splits: dict[Split, list[Segment]]
     split_rule: Literal["document", "tail"]
     counts: Counts
+    notes: list[str]  # what was assumed about the input
+
+    @property
+    def holds_lines(self) -> bool:
+        """Whether every document is a line, a sentence of its own."""
+        return self.request.settings.get("format") == "lines"
 
     @property
     def fingerprint(self) -> str:
@@ -129,11 +162,11 @@ def token_dtype(vocab_size: int) -> Literal["uint16", "uint32"]:
     return "uint16" if vocab_size < 65_536 else "uint32"
 
 
-def write_shard(folder: Folder, number: int, split: Split, tokens: npt.NDArray[np.uint32], vocab_size: int) -> Shard:
+def write_shard(folder: Folder, number: str, split: Split, tokens: npt.NDArray[np.uint32], vocab_size: int) -> Shard:
     """Write token ids as one file of the dataset."""
     data = tokens.astype(np.dtype(token_dtype(vocab_size)).newbyteorder("<")).tobytes()
     digest = hashlib.sha256(data).hexdigest()
-    name = f"{number:05d}-{split}-{digest[:16]}.bin"
+    name = f"{number}-{split}-{digest[:16]}.bin"
     (folder / "shards").write_bytes(name, data)
     return Shard(file=name, num_tokens=len(tokens), num_bytes=len(data), sha256=digest)
 
@@ -154,9 +187,9 @@ def is_dataset(url: str) -> bool:
 class TokenStream:
     """The tokens of one split as a single long row, whatever shards they lie in."""
 
-    def __init__(self, shards: list[npt.NDArray[np.unsignedinteger]], segments: list[Segment]) -> None:
-        self._parts = [shards[segment.shard][segment.start : segment.stop] for segment in segments]
-        self._starts = np.cumsum([0] + [len(part) for part in self._parts])
+    def __init__(self, shards: Sequence[TokenArray], segments: Sequence[Segment]) -> None:
+        self._shards, self._segments = shards, segments
+        self._starts = np.cumsum([0] + [segment.stop - segment.start for segment in segments])
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -168,7 +201,7 @@ class TokenStream:
         part = int(np.searchsorted(self._starts, start, side="right")) - 1
         while filled < length:
             offset = start + filled - int(self._starts[part])
-            piece = self._parts[part][offset : offset + length - filled]
+            piece = self._part(part)[offset : offset + length - filled]
             tokens[filled : filled + len(piece)] = piece
             filled += len(piece)
             part += 1
@@ -186,14 +219,66 @@ class TokenStream:
         for part in np.unique(first_parts):
             inside = np.flatnonzero((first_parts == part) & (last_parts == part))
             offsets = starts[inside] - self._starts[part]
-            windows[inside] = self._parts[part][offsets[:, None] + steps]
+            windows[inside] = self._part(part)[offsets[:, None] + steps]
         for row in np.flatnonzero(first_parts != last_parts):
             windows[row] = self.read(int(starts[row]), window_size + 1)
         return windows
 
+    def places_of(self, token: int) -> Int64Array:
+        """Find every place of a token, shard after shard."""
+        places = [np.flatnonzero(self._part(part) == token) + self._starts[part] for part in range(len(self._segments))]
+        return np.concatenate(places) if places else np.empty(0, dtype=np.int64)
+
+    def _part(self, number: int) -> TokenArray:
+        segment = self._segments[number]
+        return self._shards[segment.shard][segment.start : segment.stop]
+
+
+class _Shards(Sequence[TokenArray]):
+    """The shards of a dataset, each mapped into memory when it is first needed, and checked once a process.
+
+    A shard that is not on a local disk is first copied to one, under its checksum: see `cached_copy`.
+    """
+
+    def __init__(self, folder: Folder, manifest: Manifest) -> None:
+        self._folder, self._shards = folder, manifest.shards
+        self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
+        self._open: OrderedDict[int, TokenArray] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def __getitem__(self, number: int) -> TokenArray:  # type: ignore[override]
+        tokens = self._open.get(number)
+        if tokens is None:
+            tokens = self._map(self._shards[number])
+            self._open[number] = tokens
+            if len(self._open) > _MOST_OPEN_SHARDS:
+                self._open.popitem(last=False)
+        return tokens
+
+    def _map(self, shard: Shard) -> TokenArray:
+        address = self._folder.address(f"shards/{shard.file}")
+        if shard.num_bytes == 0:
+            return np.empty(0, dtype=self._dtype)
+        try:
+            path = self._folder.local_path(f"shards/{shard.file}")
+            if path is None:
+                path = cached_copy(self._folder / "shards", shard.file, shard.sha256)
+            tokens: TokenArray = np.memmap(path, dtype=self._dtype, mode="r")
+            status = path.stat()
+        except (OSError, ValueError) as error:
+            raise UserError(f"{address} cannot be read ({error}); prepare the dataset again") from error
+        seen = (str(path), shard.sha256, status.st_size, status.st_mtime_ns)
+        if seen not in _checked:
+            if hashlib.sha256(tokens.data).hexdigest() != shard.sha256:
+                raise UserError(f"{address} does not fit its checksum; prepare the dataset again")
+            _checked.add(seen)
+        return tokens
+
 
 class Dataset:
-    """A prepared dataset, opened for reading; shards on local disks are memory-mapped."""
+    """A prepared dataset, opened for reading."""
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
@@ -203,23 +288,16 @@ class Dataset:
             raise UserError(
                 f"{folder.address(TOKENIZER)} is not the one that made these shards; prepare the dataset again"
             )
-        shards = [self._open_shard(shard) for shard in self.manifest.shards]
+        shards = _Shards(folder, self.manifest)
         self.train = TokenStream(shards, self.manifest.splits["train"])
         self.validation = TokenStream(shards, self.manifest.splits["validation"])
 
-    def _open_shard(self, shard: Shard) -> npt.NDArray[np.unsignedinteger]:
-        name, dtype = f"shards/{shard.file}", np.dtype(self.manifest.dtype).newbyteorder("<")
-        try:
-            tokens: npt.NDArray[np.unsignedinteger]
-            local = self.folder.local_path(name)
-            if local is not None and shard.num_bytes:
-                tokens = np.memmap(local, dtype=dtype, mode="r")
-            else:
-                tokens = np.frombuffer(self.folder.read_bytes(name), dtype=dtype)
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"{self.folder.address(name)} cannot be read ({error}); prepare the dataset again"
-            ) from error
-        if hashlib.sha256(tokens.data).hexdigest() != shard.sha256:
-            raise UserError(f"{self.folder.address(name)} does not fit its checksum; prepare the dataset again")
-        return tokens
+    def windows(self, stream: TokenStream, data: DataConfig, stride: int) -> Windows:
+        """Lay windows over a stream of this dataset, as the config asks."""
+        by_document = data.windows == "documents" or (data.windows == "auto" and self.manifest.holds_lines)
+        if not by_document:
+            return StreamWindows(num_tokens=len(stream), window_size=data.window_size, stride=stride)
+        ends = stream.places_of(self.tokenizer.end_of_text) + 1
+        if len(stream) and (len(ends) == 0 or ends[-1] != len(stream)):
+            ends = np.append(ends, len(stream))  # a split may end inside a document
+        return DocumentWindows(ends=ends, window_size=data.window_size, stride=stride)

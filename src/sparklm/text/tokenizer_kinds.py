@@ -17,6 +17,7 @@ import importlib.util
 import itertools
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -29,7 +30,8 @@ from sparklm.storage import split_address
 from sparklm.text.tokenizer import END_OF_TEXT, UNKNOWN, Tokenizer
 
 _LARGEST_AUTOMATIC_VOCABULARY = 32_768
-_MUCH_TEXT_BYTES = 2_000_000
+_MUCH_TEXT = 2_000_000
+_LONG_WORD, _LONG_SPACE = re.compile(r"(\S{256})(?=\S)"), re.compile(r"(\s{256})\s+")
 _WORDS = r" ?[\w']+| ?[^\w\s]+|\s+"
 # How the published tiktoken vocabularies cut text before merging; the rank files do not say it.
 _TIKTOKEN_PATTERNS = {
@@ -44,7 +46,7 @@ def make_tokenizer(kind: str, texts: Iterable[str], vocab_size: int) -> Tokenize
     `texts` are read only by the kinds that learn from them; only `bpe` and `word` choose how many entries to have.
     """
     if kind == "bpe":
-        return _byte_level(_train_merges("\n".join(texts).encode(), vocab_size))
+        return _byte_level(_train_merges("\n".join(texts), vocab_size))
     if kind == "byte":
         return _byte_level([])
     if kind == "char":
@@ -54,6 +56,28 @@ def make_tokenizer(kind: str, texts: Iterable[str], vocab_size: int) -> Tokenize
     if kind == "gpt2":
         return _gpt2()
     return _read_file(kind)
+
+
+def needs_text(kind: str) -> bool:
+    """Say whether a tokenizer is learned from the corpus, or by the corpus alone gets a meaning."""
+    return kind in ("bpe", "word", "char", "byte")
+
+
+def make_ids_tokenizer(vocab_size: int, names: dict[int, str]) -> Tokenizer:
+    """Give names to token ids from elsewhere: the words that were found beside them, else their numbers.
+
+    >>> make_ids_tokenizer(4, {}).encode("3 1 2").tolist()
+    [3, 1, 2]
+    """
+    tokens: dict[str, int] = {}
+    for number in range(vocab_size):
+        name = names.get(number, f"<{number}>" if names else str(number))
+        tokens[name if name not in tokens else f"{name}<{number}>"] = number
+    tokens |= {token: vocab_size + place for place, token in enumerate((END_OF_TEXT, UNKNOWN))}
+    backend = HuggingFaceTokenizer(models.WordLevel(tokens, unk_token=UNKNOWN))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens([END_OF_TEXT, UNKNOWN])
+    return Tokenizer(backend)
 
 
 def choose_vocab_size(num_bytes: int) -> int:
@@ -66,17 +90,19 @@ def choose_vocab_size(num_bytes: int) -> int:
     return int(1 << (wanted.bit_length() - 1))
 
 
-def _train_merges(data: bytes, vocab_size: int) -> list[tuple[str, str]]:
+def _train_merges(text: str, vocab_size: int) -> list[tuple[str, str]]:
     """Learn merges with `tokenizers`, or, from much text, the same ones with gigatoken, about seven times faster.
 
-    From little text gigatoken would go on merging what occurs nowhere, only to reach the size asked for.
+    From little text gigatoken would go on merging what occurs nowhere, only to reach the size asked for. Both need
+    time that grows with the square of a word's length, so what is too long to be a word is cut.
     """
-    if len(data) < _MUCH_TEXT_BYTES or importlib.util.find_spec("gigatoken") is None:
-        return _train_merges_slowly(data.decode(), vocab_size)
+    text = _LONG_SPACE.sub(r"\1", _LONG_WORD.sub(r"\1\n", text))
+    if len(text) < _MUCH_TEXT or importlib.util.find_spec("gigatoken") is None:
+        return _train_merges_slowly(text, vocab_size)
     import gigatoken
 
     with _silenced():
-        _, merges = gigatoken.train_bpe(data, vocab_size, [END_OF_TEXT])
+        _, merges = gigatoken.train_bpe(text.encode(), vocab_size, [END_OF_TEXT])
     alphabet = _byte_alphabet()
     return [(_spell(left, alphabet), _spell(right, alphabet)) for left, right in merges]
 

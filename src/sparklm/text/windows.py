@@ -1,7 +1,8 @@
 """Which windows a replica sees at which step: a pure function of the seed.
 
 A *window* is `window_size + 1` consecutive tokens of a stream: the first `window_size` are the input and the last
-`window_size` the targets. Window `i` starts at token `i * stride`; windows are never stored, only cut out.
+`window_size` the targets. Window `i` of a stream starts at token `i * stride`; where windows must not cross from one
+document to the next, each document is a stream of its own. Windows are never stored, only cut out.
 
 Training reads an endless sequence of *samples*. Sample `s` belongs to epoch `s // num_windows` and is the window
 that this epoch's permutation puts at place `s % num_windows`, so every epoch shows every window exactly once, in an
@@ -14,6 +15,7 @@ Cost: O(1) memory for any corpus size; a permutation is four Feistel rounds, abo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +34,70 @@ def count_windows(num_tokens: int, window_size: int, stride: int) -> int:
     """
     spare = num_tokens - (window_size + 1)
     return 0 if spare < 0 else 1 + spare // stride
+
+
+class Windows(Protocol):
+    """The windows of a stream, by number."""
+
+    @property
+    def window_size(self) -> int:
+        """Tokens of input in a window."""
+
+    @property
+    def num_windows(self) -> int:
+        """How many there are."""
+
+    def starts(self, numbers: Int64Array) -> Int64Array:
+        """Give the places at which windows start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamWindows:
+    """Windows wherever they fall.
+
+    >>> StreamWindows(num_tokens=11, window_size=4, stride=3).starts(np.arange(3)).tolist()
+    [0, 3, 6]
+    """
+
+    num_tokens: int
+    window_size: int
+    stride: int
+
+    @property
+    def num_windows(self) -> int:
+        """Count the whole windows."""
+        return count_windows(self.num_tokens, self.window_size, self.stride)
+
+    def starts(self, numbers: Int64Array) -> Int64Array:
+        """Window `i` starts at `i * stride`."""
+        return numbers * self.stride
+
+
+class DocumentWindows:
+    """Windows that lie in one document each. Costs 16 bytes for every document that is long enough for one.
+
+    >>> windows = DocumentWindows(ends=np.array([5, 8, 15]), window_size=3, stride=1)  # of 5, 3 and 7 tokens
+    >>> windows.starts(np.arange(windows.num_windows)).tolist(), windows.num_short
+    ([0, 1, 8, 9, 10, 11], 1)
+    """
+
+    def __init__(self, *, ends: Int64Array, window_size: int, stride: int) -> None:
+        self.window_size, self._stride = window_size, stride
+        starts = np.concatenate(([0], ends[:-1])).astype(np.int64)
+        spare = ends - starts - (window_size + 1)
+        self.num_short = int((spare < 0).sum())
+        self._document_starts = starts[spare >= 0]
+        self._first_windows = np.concatenate(([0], np.cumsum(1 + spare[spare >= 0] // stride)))
+
+    @property
+    def num_windows(self) -> int:
+        """Count the whole windows."""
+        return int(self._first_windows[-1])
+
+    def starts(self, numbers: Int64Array) -> Int64Array:
+        """Find each window's document, then its place in it."""
+        documents = np.searchsorted(self._first_windows, numbers, side="right") - 1
+        return self._document_starts[documents] + (numbers - self._first_windows[documents]) * self._stride
 
 
 def permute(places: Int64Array, size: int, key: int) -> Int64Array:

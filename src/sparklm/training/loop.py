@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable
 
+import numpy as np
 import psutil
 import torch
 from torch import Tensor, nn
@@ -21,9 +22,10 @@ from sparklm.errors import TrainingDivergedError, UserError
 from sparklm.models import build_model
 from sparklm.models.objectives import next_token_loss
 from sparklm.text.shards import Dataset, TokenStream
-from sparklm.text.windows import WindowPlan, count_windows, derive_seed
+from sparklm.text.windows import Int64Array, WindowPlan, Windows, derive_seed
 from sparklm.training.metrics import EpochTotals, Evaluation
 from sparklm.training.optim import build_optimizer, learning_rate, load_optimizer_tensors, optimizer_tensors
+from sparklm.training.readahead import read_ahead
 from sparklm.training.strategies import Round
 
 _INITIALISATION, _DROPOUT = 1, 2  # what a derived seed is for
@@ -44,6 +46,9 @@ class Trainer:
         self.model.initialise(generator)  # type: ignore[operator]
         self.model.to(self.device)
         self.optimizer = build_optimizer(self.model, config.training)
+        data = config.data
+        self._train_windows = dataset.windows(dataset.train, data, data.window_stride)
+        self._validation_windows = dataset.windows(dataset.validation, data, data.window_size)
 
     def run(self, round_: Round, on_step: StepCallback | None = None) -> Evaluation | None:
         """Do a round's steps; evaluate where it ends an epoch and there is validation text."""
@@ -52,8 +57,9 @@ class Trainer:
             self.totals = EpochTotals()
         begun = time.perf_counter()
         self.model.train()
-        while self.step < round_.stop:
-            loss = self._train_step(round_.replica)
+        ahead = self.config.distributed.prefetch_batches
+        for windows in read_ahead(lambda step: self._read(step, round_.replica), self.step, round_.stop, ahead):
+            loss = self._train_step(windows, round_.replica)
             if on_step is not None:
                 on_step(self.step, loss)
         elapsed = time.perf_counter() - begun
@@ -65,7 +71,7 @@ class Trainer:
             )
         if not round_.ends_epoch:
             return None
-        return evaluate(self.model, self.dataset.validation, self.config.data.window_size, self.device)
+        return evaluate(self.model, self.dataset.validation, self._validation_windows, self.device)
 
     def tensors(self) -> dict[str, Tensor]:
         """Give all that must survive: `model/…` and `optimizer/…`."""
@@ -79,13 +85,13 @@ class Trainer:
         load_optimizer_tensors(self.model, self.optimizer, tensors_below(tensors, "optimizer/"))
         self.step, self.totals = step, totals
 
-    def _train_step(self, replica: int) -> float:
+    def _train_step(self, windows: Int64Array, replica: int) -> float:
         rate = learning_rate(self.step, self.plan.total_steps, self.config.training)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         if self.config.model.dropout:
             torch.manual_seed(_torch_seed(self.config.training.seed, _DROPOUT, self.step, replica))
-        batch = next_token_loss(self.model, self._windows(replica))
+        batch = next_token_loss(self.model, torch.from_numpy(windows).to(self.device))
         batch.loss.backward()  # type: ignore[no-untyped-call]
         clip = self.config.training.gradient_clip
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), clip if clip is not None else math.inf)
@@ -107,26 +113,25 @@ class Trainer:
         self.step += 1
         return loss
 
-    def _windows(self, replica: int) -> Tensor:
-        data = self.config.data
-        starts = self.plan.windows(self.step, replica) * data.window_stride
-        return torch.from_numpy(self.dataset.train.windows(starts, data.window_size)).to(self.device)
+    def _read(self, step: int, replica: int) -> Int64Array:
+        starts = self._train_windows.starts(self.plan.windows(step, replica))
+        return self.dataset.train.windows(starts, self._train_windows.window_size)
 
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, stream: TokenStream, window_size: int, device: torch.device, batch_size: int = 32
+    model: nn.Module, stream: TokenStream, windows: Windows, device: torch.device, batch_size: int = 32
 ) -> Evaluation | None:
-    """Score every token of a stream that is in a whole window, once; None when the stream is shorter than one."""
-    num_windows = count_windows(len(stream), window_size, window_size)
+    """Score every token of a stream that is the target of a window; None when there is no window."""
+    num_windows = windows.num_windows
     if num_windows == 0:
         return None
     was_training = model.training
     model.eval()
     loss_sum, correct, tokens = 0.0, 0, 0
     for first in range(0, num_windows, batch_size):
-        starts = torch.arange(first, min(first + batch_size, num_windows)).numpy() * window_size
-        batch = next_token_loss(model, torch.from_numpy(stream.windows(starts, window_size)).to(device))
+        starts = windows.starts(np.arange(first, min(first + batch_size, num_windows)))
+        batch = next_token_loss(model, torch.from_numpy(stream.windows(starts, windows.window_size)).to(device))
         loss_sum += batch.loss.item() * batch.num_targets
         correct += int(batch.num_correct.item())
         tokens += batch.num_targets

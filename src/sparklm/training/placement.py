@@ -7,10 +7,13 @@ the same with Spark tasks, and must give the same bytes.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from sparklm.config import DataConfig
+from sparklm.errors import UserError
 from sparklm.storage import Folder
-from sparklm.text.prepare import ShardRequest, ShardResult, encode_shard
+from sparklm.text.prepare import Corpus, ShardRequest, Workers, find_duplicates_here
 from sparklm.training.checkpoint import Commit
 from sparklm.training.loop import StepCallback
 from sparklm.training.metrics import ClusterFigures
@@ -18,7 +21,7 @@ from sparklm.training.run import execute_round
 from sparklm.training.strategies import Round
 
 
-class Placement(Protocol):
+class Placement(Workers, Protocol):
     """What the job needs from whatever runs its work."""
 
     @property
@@ -31,9 +34,6 @@ class Placement(Protocol):
 
     def default_threads(self) -> int:
         """CPU threads that one replica has here."""
-
-    def encode_shards(self, requests: list[ShardRequest]) -> list[ShardResult]:
-        """Make token shards, results in the order of the requests."""
 
     def run_round(self, run: Folder, round_: Round, on_step: StepCallback) -> Commit:
         """Do one round of training."""
@@ -59,9 +59,19 @@ class InProcess:
         """All cores that this process may use."""
         return usable_cores()
 
-    def encode_shards(self, requests: list[ShardRequest]) -> list[ShardResult]:
-        """Make shards one after another."""
-        return [encode_shard(request) for request in requests]
+    def run_tasks(self, work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
+        """Do one after another."""
+        return [work(order) for order in orders]
+
+    def find_duplicates(self, requests: Sequence[ShardRequest]) -> set[int]:
+        """Compare one document after another."""
+        return find_duplicates_here(requests)
+
+    def open_table(self, data: DataConfig) -> Corpus:
+        """Refuse: only Spark can."""
+        raise UserError(
+            f"{data.table or f'{data.corpus} ({data.format})'} is read by Spark; choose a --master other than none"
+        )
 
     def run_round(self, run: Folder, round_: Round, on_step: StepCallback) -> Commit:
         """Train here."""

@@ -18,7 +18,7 @@ from sparklm.errors import UserError
 from sparklm.records import read_record
 from sparklm.storage import Folder
 from sparklm.text.shards import Dataset, Manifest, read_manifest
-from sparklm.text.windows import WindowPlan, count_windows
+from sparklm.text.windows import WindowPlan
 from sparklm.training.checkpoint import Commit, committed_steps, load_tensors, read_commit, save_checkpoint
 from sparklm.training.loop import StepCallback, Trainer, resident_bytes, use_threads
 from sparklm.training.strategies import Round
@@ -97,12 +97,17 @@ def read_run(folder: Folder) -> RunRecord:
         raise UserError(f"{folder} is not a run: it has no {CONFIG}; {remedy}") from error
 
 
-def make_plan(config: Config, manifest: Manifest) -> WindowPlan:
+def make_plan(config: Config, dataset: Dataset) -> WindowPlan:
     """Lay out the whole training, or say that there is too little text for it."""
-    data, training = config.data, config.training
+    data, training, manifest = config.data, config.training, dataset.manifest
     needed = data.window_size + 1
-    tokens, validation_tokens = manifest.num_tokens("train"), manifest.num_tokens("validation")
-    num_windows = count_windows(tokens, data.window_size, data.window_stride)
+    tokens, validation_tokens = len(dataset.train), len(dataset.validation)
+    num_windows = dataset.windows(dataset.train, data, data.window_stride).num_windows
+    if num_windows == 0 and tokens >= needed:
+        raise UserError(
+            f"no document is long enough for a window: each needs {needed} tokens (data.window_size {data.window_size} "
+            "and one target) and windows do not cross documents. Use a smaller data.window_size, or data.windows=stream"
+        )
     if data.validation_fraction > 0 and validation_tokens == 0 and tokens >= 2 * needed:
         raise UserError(
             f"the dataset has no validation text: of {manifest.counts.documents} documents none fell to validation. "
@@ -174,7 +179,7 @@ def restored_trainer(run: Folder, step: int) -> Trainer:
     use_threads(record.threads)
     dataset = Dataset(record.dataset_folder(run))
     record.check_dataset(dataset.manifest, run)
-    trainer = Trainer(record.config, dataset, make_plan(record.config, dataset.manifest))
+    trainer = Trainer(record.config, dataset, make_plan(record.config, dataset))
     if step > 0:
         commit = read_commit(run, step)
         trainer.restore(step=step, tensors=load_tensors(run, commit), totals=commit.totals)

@@ -1,0 +1,120 @@
+"""Duplicate documents found by a Spark query: the rule of text/cleaning.py, for any number of documents.
+
+Tasks read the text and give one row for each key of each document; Spark brings equal keys together. What is left out
+goes from the tasks to storage, shard by shard: the driver sees only how many shards are concerned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparklm.spark.tasks import guarded, run_query
+from sparklm.storage import Folder
+from sparklm.text.cleaning import Signature, least_agreement
+from sparklm.text.prepare import ShardRequest, sign_shard, write_duplicates
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SIGNATURE_SCHEMA = "shard int, document long, keys array<long>, values array<long>, user_error string, diverged string"
+_ROWS_A_BATCH = 1000
+
+
+def find_duplicates_in_files(session: SparkSession, requests: Sequence[ShardRequest]) -> set[int]:
+    """Sign the documents of files in tasks, and compare them."""
+    orders = [request.model_dump_json() for request in requests]
+    session.sparkContext.setJobGroup("sparklm prepare", "sparklm: find duplicates")
+
+    def sign(batches: Iterator[Any]) -> Iterator[Any]:
+        for place in (place for batch in batches for place in batch.column(0).to_pylist()):
+            request = ShardRequest.model_validate_json(orders[place])
+            yield from guarded(signature_batches(request.number, sign_shard(request)), SIGNATURE_SCHEMA)
+
+    return find_duplicates(
+        session,
+        lambda: session.range(0, len(orders), 1, len(orders)).mapInArrow(sign, SIGNATURE_SCHEMA),
+        requests[0],
+    )
+
+
+def find_duplicates(session: SparkSession, sign: Callable[[], DataFrame], request: ShardRequest) -> set[int]:
+    """Compare every document with the first of each of its keys; write down those to leave out."""
+    kept: list[DataFrame] = []
+
+    def failures() -> DataFrame:
+        kept.append(sign().persist())
+        return kept[0].filter("user_error is not null")
+
+    def duplicates() -> DataFrame:
+        found = _duplicates(kept[0], least_agreement(request.cleaning))
+        ordered = found.repartition("shard").sortWithinPartitions("shard", "document")
+        return ordered.mapInArrow(_note_duplicates(request.dataset_url), "shard int")
+
+    try:
+        run_query(session, failures)  # what the user did wrong ends it here
+        return {row.shard for row in run_query(session, duplicates)}
+    finally:
+        for signatures in kept:
+            signatures.unpersist()
+
+
+def _duplicates(signatures: DataFrame, agreement: float) -> DataFrame:
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    rows = signatures.select("shard", "document", "values", F.explode("keys").alias("key"))
+    first = F.min(F.struct("shard", "document", "values")).over(Window.partitionBy("key"))
+    agreeing = "aggregate(zip_with(values, first.values, (a, b) -> int(a <=> b)), 0, (sum, x) -> sum + x)"
+    is_later = "(first.shard != shard or first.document != document)"
+    return (
+        rows.withColumn("first", first)
+        .filter(f"{is_later} and {agreeing} >= {agreement!r}D * size(values)")
+        .select("shard", "document")
+        .distinct()
+    )
+
+
+def signature_batches(shard: int, signatures: Iterable[Signature]) -> Iterator[Any]:
+    """Give signatures as Arrow batches; a hash keeps its bits, read as a signed number."""
+    import pyarrow
+
+    def batch(rows: list[Signature]) -> Any:
+        numbers = pyarrow.list_(pyarrow.int64())
+        nothing = pyarrow.array([None] * len(rows), pyarrow.string())
+        return pyarrow.RecordBatch.from_pydict(
+            {
+                "shard": pyarrow.array([shard] * len(rows), pyarrow.int32()),
+                "document": pyarrow.array([row.document for row in rows], pyarrow.int64()),
+                "keys": pyarrow.array([row.keys.view("int64") for row in rows], numbers),
+                "values": pyarrow.array([row.values.view("int64") for row in rows], numbers),
+                "user_error": nothing,
+                "diverged": nothing,
+            }
+        )
+
+    rows: list[Signature] = []
+    for signature in signatures:
+        rows.append(signature)
+        if len(rows) == _ROWS_A_BATCH:
+            yield batch(rows)
+            rows = []
+    yield batch(rows)
+
+
+def _note_duplicates(dataset_url: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    def note(batches: Iterator[Any]) -> Iterator[Any]:
+        from itertools import groupby
+
+        import pyarrow
+
+        pairs = (
+            pair
+            for batch in batches
+            for pair in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+        )
+        for shard, documents in groupby(pairs, key=lambda pair: pair[0]):
+            write_duplicates(Folder(dataset_url), shard, [document for _, document in documents])
+            yield pyarrow.RecordBatch.from_pydict({"shard": pyarrow.array([shard], pyarrow.int32())})
+
+    return note

@@ -1,0 +1,169 @@
+"""Tables as a corpus: anything that Spark reads, each row a document.
+
+A table has no order of its own, and how it is cut into partitions depends on the cluster. So rows are put into shards
+by the hash of their text and sorted inside them: the same rows give the same bytes, however they are stored and
+whatever reads them. That costs one shuffle of the text. Rows reach the tasks through Arrow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sparklm.config import DataConfig
+from sparklm.errors import UserError
+from sparklm.spark.duplicates import SIGNATURE_SCHEMA, find_duplicates, signature_batches
+from sparklm.spark.tasks import guarded, run_query
+from sparklm.text.prepare import (
+    SHARD_TEXT_BYTES,
+    TOKENIZER_SAMPLE_BYTES,
+    Form,
+    ShardRequest,
+    ShardResult,
+    encode_shard,
+    sign_shard,
+)
+from sparklm.text.readers import Chunk, make_chunk
+from sparklm.text.shards import Input
+from sparklm.text.token_files import Vocabulary
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_RESULT_SCHEMA = "value string, user_error string, diverged string"
+
+
+class TableCorpus:
+    """A corpus (see text/prepare.py) whose documents are the rows of a table."""
+
+    form: Form = "text"
+
+    def __init__(self, session: SparkSession, data: DataConfig) -> None:
+        self._session = session
+        self._rows = _open_rows(session, data)
+        self._name = data.table or str(data.corpus)
+        session.sparkContext.setJobGroup("sparklm prepare", f"sparklm: look at {self._name}")
+        facts_of_all = (
+            "count(*) as num_rows",
+            "sum(octet_length(text)) as num_bytes",
+            "bit_xor(hash) as xor",
+            "sum(hash % 65521) as sum",
+        )
+        (facts,) = run_query(session, lambda: self._rows.selectExpr(*facts_of_all))
+        content = f"{facts.num_rows} rows, hash {(facts.xor or 0) & (2**64 - 1):016x} {facts['sum']}"
+        self.inputs = [Input(name=self._name, num_bytes=facts.num_bytes or 0, modified=content)]
+        self.notes: list[str] = []
+        self._num_shards = max(1, -(-(facts.num_bytes or 0) // SHARD_TEXT_BYTES))
+
+    def sample_texts(self) -> Iterator[str]:
+        """Take the rows whose hashes are smallest, until there is enough text: a fair sample, always the same."""
+        num_bytes = self.inputs[0].num_bytes
+        share = min(1.0, 1.2 * TOKENIZER_SAMPLE_BYTES / max(1, num_bytes))
+        limit = int(-(2**63) + share * 2**64) - 1
+        total = 0
+        for row in run_query(
+            self._session, lambda: self._rows.filter(f"hash <= {limit}").orderBy("hash", "text").select("text")
+        ):
+            yield bytes(row.text).decode(errors="replace")
+            total += len(row.text)
+            if total >= TOKENIZER_SAMPLE_BYTES:
+                return
+
+    def survey_ids(self) -> Vocabulary:
+        """A table holds text."""
+        raise UserError(f"{self._name} is a table of text, not of token ids")
+
+    def find_duplicates(self, request: ShardRequest) -> set[int]:
+        """Sign and compare the rows."""
+        name = self._name
+
+        def sign(batches: Iterator[Any]) -> Iterator[Any]:
+            shard = _partition()
+            chunks = _chunks(batches, name, Counter())
+            yield from guarded(signature_batches(shard, sign_shard(request, chunks)), SIGNATURE_SCHEMA)
+
+        return find_duplicates(self._session, lambda: self._shards().mapInArrow(sign, SIGNATURE_SCHEMA), request)
+
+    def encode(self, request: ShardRequest, with_duplicates: set[int]) -> list[ShardResult]:
+        """Encode every partition into its shard."""
+        name = self._name
+
+        def encode(batches: Iterator[Any]) -> Iterator[Any]:
+            shard = _partition()
+            own = request.model_copy(update={"number": shard, "has_duplicates": shard in with_duplicates})
+            counts: Counter[str] = Counter()
+            yield from guarded(_answer(own, _chunks(batches, name, counts), counts), _RESULT_SCHEMA)
+
+        results = [
+            ShardResult.model_validate_json(row.value)
+            for row in run_query(self._session, lambda: self._shards().mapInArrow(encode, _RESULT_SCHEMA))
+        ]
+        return sorted(results, key=lambda result: result.number)
+
+    def _shards(self) -> DataFrame:
+        rows = self._rows.repartition(self._num_shards, "hash").sortWithinPartitions("hash", "text")
+        return rows.select("hash", "text")
+
+
+def _open_rows(session: SparkSession, data: DataConfig) -> DataFrame:
+    """Open the table and take its text, as bytes, with a hash of it."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import AnalysisException, PySparkException
+    from pyspark.sql import functions as F
+
+    source = f"table {data.table}" if data.table else f"{data.corpus} as {data.format}"
+    try:
+        table = session.table(data.table) if data.table else session.read.format(data.format).load(data.corpus)
+        names = table.columns
+        if data.text_column not in names:
+            raise UserError(
+                f"{source} has no column {data.text_column!r}, only {', '.join(names)}; say which with data.text_column"
+            )
+        kind = table.schema[data.text_column].dataType.simpleString()
+        if kind not in ("string", "binary") and not kind.startswith(("varchar", "char")):
+            raise UserError(f"{source}: the column {data.text_column!r} is of type {kind}, not a text")
+        text = F.coalesce(table[data.text_column].cast("binary"), F.lit(b"").cast("binary"))
+        return table.select(text.alias("text")).withColumn("hash", F.xxhash64("text"))
+    except AnalysisException as error:
+        raise UserError(f"Spark cannot read {source}: {_first_line(error)}") from error
+    except (PySparkException, Py4JJavaError) as error:
+        if "DATA_SOURCE_NOT_FOUND" in str(error):
+            raise UserError(
+                f"Spark has no reader for the format {data.format!r}; add its package, for example with "
+                "--set spark.jars.packages=…, or check the spelling"
+            ) from error
+        raise
+
+
+def _chunks(batches: Iterator[Any], name: str, counts: Counter[str]) -> Iterator[Chunk]:
+    """Give the rows of a partition as documents, named by their hash."""
+    for batch in batches:
+        for number, text in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
+            counts["input_bytes"] += len(text)
+            counts["read_bytes"] += len(text)
+            yield make_chunk(f"{name}:{number & (2**64 - 1):016x}", text)
+
+
+def _answer(request: ShardRequest, chunks: Iterator[Chunk], counts: Counter[str]) -> Iterator[Any]:
+    import pyarrow
+
+    value = encode_shard(request, chunks, counts).model_dump_json()
+    yield pyarrow.RecordBatch.from_pydict(
+        {
+            name: pyarrow.array([text], pyarrow.string())
+            for name, text in (("value", value), ("user_error", None), ("diverged", None))
+        }
+    )
+
+
+def _partition() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None, "this runs in a task"
+    return int(context.partitionId())
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]

@@ -1,0 +1,105 @@
+"""Files of token ids: text that was tokenised elsewhere.
+
+| form       | looks like                                                          | holds                         |
+|------------|---------------------------------------------------------------------|-------------------------------|
+| ids        | `15496 995 13`, `15496,995,13`, `[15496, 995]`, over any lines      | the tokens, in order          |
+| word ids   | `hello,31373` or `hello<tab>31373 995` on every line                | the same, and the ids' names  |
+
+`detect_form` tells them from text by the first bytes. Ids are used as they are; what they mean is said by the
+tokenizer that made them, if the user names it, and otherwise by the words in the file, or by nothing but their number.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sparklm.errors import UserError
+
+HEAD_BYTES = 64 * 1024
+LARGEST_ID = 2**31 - 1
+_LONGEST_WORD_LINE = 4096
+TokenForm = Literal["ids", "word ids"]
+_NOT_IDS = re.compile(rb"[^\d\s,;\[\]]")
+_SEPARATORS = bytes.maketrans(b",;[]\t\r\n", b"       ")
+_WORD_LINE = re.compile(rb"(?P<word>[^\t\n]*?\S)[ ]*[,\t][\s,\[]*(?P<ids>\d+(?:[\s,]+\d+)*)[\s\],]*")
+
+
+@dataclass(kw_only=True)
+class Vocabulary:
+    """What some token ids say about their vocabulary: the largest id and its place, and names where there are any."""
+
+    largest: int = -1
+    place: str = ""
+    names: dict[int, str] = field(default_factory=dict)
+
+    def add(self, other: Vocabulary) -> None:
+        """Take in what another part of the corpus says; the first name of an id holds."""
+        if other.largest > self.largest:
+            self.largest, self.place = other.largest, other.place
+        self.names = {**other.names, **self.names}
+
+
+def detect_form(head: bytes) -> TokenForm | None:
+    """Say whether the beginning of a file is token ids; None for text.
+
+    >>> detect_form(b"15496, 995\\n13"), detect_form(b"hello,31373\\nworld,995\\n"), detect_form(b"Chapter 1, 17 May")
+    ('ids', 'word ids', None)
+    """
+    lines = [line for line in head[: head.rfind(b"\n") + 1 or len(head)].splitlines() if line.strip()]
+    if not lines:
+        return None
+    if not _NOT_IDS.search(head):
+        return "ids" if len(head.translate(_SEPARATORS).split()) >= 2 else None
+    return "word ids" if len(lines) >= 2 and all(map(_match_word_line, lines)) else None
+
+
+def parse_ids(data: bytes, form: TokenForm, place: str) -> npt.NDArray[np.uint32]:
+    """Turn the text of a token file into ids."""
+    if form == "word ids":
+        data = b" ".join(ids for _, ids in _word_lines(data, place))
+    other = _NOT_IDS.search(data)
+    if other is not None:
+        shown = data[other.start() : other.start() + 20].decode(errors="replace")
+        raise UserError(
+            f"{place}: {shown!r} is not a token id. The file was taken as token ids by its beginning; "
+            "if it is text, say data.format=text"
+        )
+    ids = np.array(data.translate(_SEPARATORS).split(), dtype=np.bytes_)
+    if len(ids) == 0:
+        return np.empty(0, dtype=np.uint32)
+    if ids.dtype.itemsize > 10 or (numbers := ids.astype(np.uint64)).max() > LARGEST_ID:
+        longest = max(data.translate(_SEPARATORS).split(), key=lambda text: (len(text), text)).decode()
+        raise UserError(f"{place}: {longest[:30]} is too large for a token id (at most {LARGEST_ID})")
+    return numbers.astype(np.uint32)
+
+
+def survey_ids(data: bytes, form: TokenForm, place: str) -> Vocabulary:
+    """Find the largest id in some text of a token file, and the names of ids."""
+    ids = parse_ids(data, form, place)
+    names: dict[int, str] = {}
+    if form == "word ids":
+        for word, numbers in _word_lines(data, place):
+            if numbers.isdigit():  # a word of several tokens names none of them
+                names.setdefault(int(numbers), word.decode(errors="replace"))
+    return Vocabulary(largest=int(ids.max()) if len(ids) else -1, place=place, names=names)
+
+
+def _match_word_line(line: bytes) -> re.Match[bytes] | None:
+    return _WORD_LINE.fullmatch(line) if len(line) <= _LONGEST_WORD_LINE else None
+
+
+def _word_lines(data: bytes, place: str) -> list[tuple[bytes, bytes]]:
+    pairs = []
+    for line in data.splitlines():
+        match = _match_word_line(line)
+        if match is not None:
+            pairs.append((match["word"], match["ids"]))
+        elif line.strip():
+            shown = line[:60].decode(errors="replace")
+            raise UserError(f"{place}: the line {shown!r} is no word with its token ids (word,id); mend it")
+    return pairs

@@ -1,0 +1,144 @@
+"""Text that Spark reads, and duplicates that Spark finds: the same result as in one process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparklm.config import CleaningConfig, DataConfig
+from sparklm.errors import UserError
+from sparklm.storage import Folder
+from sparklm.text.prepare import prepare
+from sparklm.text.shards import Dataset, Manifest
+from sparklm.training.placement import InProcess
+
+if TYPE_CHECKING:
+    from sparklm.spark.placement import OnSpark
+
+pytestmark = pytest.mark.spark
+ROWS = [f"Row {number} says something about {number * 7919}." for number in range(60)]
+
+
+def make(folder: Path, workers, cleaning: CleaningConfig | None = None, **data) -> Manifest:
+    settings = DataConfig(tokenizer="byte", window_size=8, validation_fraction=0, **data)
+    return prepare(settings, cleaning or CleaningConfig(), Folder(str(folder)), workers)
+
+
+def texts_of(folder: Path) -> list[str]:
+    dataset = Dataset(Folder(str(folder)))
+    tokens = dataset.train.read(0, len(dataset.train)).tolist()
+    texts, last = [], 0
+    for place, token in enumerate(tokens):
+        if token == dataset.tokenizer.end_of_text:
+            texts.append(dataset.tokenizer.decode(tokens[last:place]))
+            last = place + 1
+    return texts
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture
+def table(on_spark: OnSpark) -> Iterator[str]:
+    rows = [(number, text) for number, text in enumerate([*ROWS, "", None, ROWS[3]])]
+    frame = on_spark._session.createDataFrame(rows, "id int, body string").repartition(5)
+    frame.createOrReplaceTempView("rows")
+    yield "rows"
+    on_spark._session.catalog.dropTempView("rows")
+
+
+def test_a_table_is_a_corpus_whose_rows_are_documents(on_spark: OnSpark, table: str, tmp_path: Path) -> None:
+    manifest = make(tmp_path / "one", on_spark, table=table, text_column="body")
+    assert sorted(texts_of(tmp_path / "one")) == sorted([*ROWS, ROWS[3]])
+    assert (manifest.counts.documents, manifest.counts.empty_documents) == (63, 2)
+    assert manifest.counts.input_bytes == manifest.counts.text_bytes == sum(map(len, [*ROWS, ROWS[3]]))
+    assert make(tmp_path / "one", on_spark, table=table, text_column="body") == manifest
+
+
+def test_the_same_rows_give_the_same_bytes_however_they_are_stored(
+    on_spark: OnSpark, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparklm.spark.tables.SHARD_TEXT_BYTES", 500)
+    frame = on_spark._session.table(table)
+    frame.repartition(3).write.orc(str(tmp_path / "orc"))
+    frame.orderBy("body").coalesce(1).write.format("json").save(str(tmp_path / "json"))
+    shards = []
+    for name, data in {
+        "table": {"table": table},
+        "orc": {"corpus": str(tmp_path / "orc"), "format": "orc"},
+        "json": {"corpus": str(tmp_path / "json"), "format": "json"},
+    }.items():
+        make(tmp_path / f"{name}-dataset", on_spark, text_column="body", **data)
+        shards.append(files_below(tmp_path / f"{name}-dataset" / "shards"))
+    assert shards[0] == shards[1] == shards[2]
+    assert len(shards[0]) > 3
+
+
+def test_duplicate_rows_are_left_out(on_spark: OnSpark, table: str, tmp_path: Path) -> None:
+    manifest = make(tmp_path / "one", on_spark, CleaningConfig(duplicates="exact"), table=table, text_column="body")
+    assert manifest.counts.duplicate_documents == 1
+    assert sorted(texts_of(tmp_path / "one")) == sorted(ROWS)
+
+
+def test_changed_rows_are_noticed(on_spark: OnSpark, table: str, tmp_path: Path) -> None:
+    make(tmp_path / "one", on_spark, table=table, text_column="body")
+    on_spark._session.sql("select id, upper(body) as body from rows").createOrReplaceTempView("others")
+    on_spark._session.table("others").localCheckpoint().createOrReplaceTempView("rows")
+    with pytest.raises(UserError, match="1 changed: rows"):
+        make(tmp_path / "one", on_spark, table=table, text_column="body")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"table": "nowhere.to_be_found"}, r"Spark cannot read table nowhere\.to_be_found: .*TABLE_OR_VIEW_NOT_FOUND"),
+        ({"table": "rows"}, r"table rows has no column 'text', only id, body; say which with data\.text_column"),
+        ({"table": "rows", "text_column": "id"}, r"the column 'id' is of type int, not a text"),
+        ({"corpus": "/nowhere", "format": "orc"}, r"Spark cannot read /nowhere as orc: .*PATH_NOT_FOUND"),
+        ({"corpus": "/nowhere", "format": "iceberk"}, r"Spark has no reader for the format 'iceberk'"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_refused(
+    on_spark: OnSpark, table: str, tmp_path: Path, data: dict[str, str], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        make(tmp_path / "one", on_spark, **data)
+    assert not (tmp_path / "one").exists()
+
+
+def test_a_table_needs_spark(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="rows is read by Spark; choose a --master other than none"):
+        make(tmp_path / "one", InProcess(), table="rows")
+
+
+@pytest.mark.parametrize("kind", ["exact", "near"])
+def test_spark_finds_the_duplicates_that_one_process_finds(
+    on_spark: OnSpark, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparklm.text.prepare.SHARD_TEXT_BYTES", 2000)
+    texts = [" ".join(f"t{topic}w{number}" for number in range(200)) for topic in range(8)]
+    texts += [text.replace("w7 ", "changed ") for text in texts] + texts[2:5] + ["short one", "short one", ""]
+    (tmp_path / "corpus").mkdir()
+    for number in range(3):
+        lines = [json.dumps({"text": text}) + "\n" for text in texts[number::3]]
+        (tmp_path / "corpus" / f"{number}.jsonl").write_text("".join(lines))
+    cleaning = CleaningConfig(duplicates=kind)
+    here = make(tmp_path / "here", InProcess(), cleaning, corpus=str(tmp_path / "corpus"))
+    there = make(tmp_path / "there", on_spark, cleaning, corpus=str(tmp_path / "corpus"))
+    assert here == there
+    assert files_below(tmp_path / "here") == files_below(tmp_path / "there")
+    assert here.counts.duplicate_documents == {"exact": 4, "near": 12}[kind]
+
+
+def test_what_is_wrong_in_a_file_is_said_while_duplicates_are_looked_for(on_spark: OnSpark, tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "a.jsonl").write_text('{"text": "fine"}\nno json\n')
+    data = DataConfig(corpus=str(tmp_path / "corpus"), tokenizer="byte")
+    with pytest.raises(UserError, match=r"a\.jsonl, byte 17: this line is not JSON"):
+        prepare(data, CleaningConfig(duplicates="exact"), Folder(str(tmp_path / "out")), on_spark)
+    assert not (tmp_path / "out").exists()
