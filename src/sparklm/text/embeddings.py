@@ -1,0 +1,311 @@
+"""Token embeddings from outside the model: files of many forms, random ones, and a look at what is near to what.
+
+| form                                  | a line or row is                                                                |
+|---------------------------------------|---------------------------------------------------------------------------------|
+| `.csv`, `.tsv`, `.txt`, anything else | `token,id,v1…vn`, `id,v1…vn` or `token,v1…vn`; comma, semicolon, tab or space;  |
+|                                       | with or without a header; a first line `count size` is word2vec's               |
+| `.bin`                                | word2vec's binary form                                                          |
+| `.parquet`                            | a column `id` or `token`, and one list column, or one column for each number    |
+| `.safetensors`                        | a matrix whose row i belongs to token i: what `sparklm embed` writes            |
+
+A row goes to the token with its id, or else to the tokens with its text, with or without the space before it. Tokens
+without a row get the mean of the others, and are named.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparklm.errors import UserError
+from sparklm.storage import Folder, split_address
+from sparklm.text.tokenizer import Tokenizer
+
+EMBEDDINGS = "embeddings.safetensors"
+FloatArray = npt.NDArray[np.float32]
+_TOKEN_NAMES = ("token", "word", "text", "key")
+_ID_NAMES = ("id", "tokenid", "index")
+_SHOWN = 10
+_LARGEST_HEADER = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embeddings:
+    """A vector for every token, and what to tell about them."""
+
+    vectors: FloatArray  # (vocabulary, size)
+    notes: list[str]
+
+
+@dataclass(kw_only=True)
+class _Rows:
+    """What a file holds: vectors, each with an id, a token, or both."""
+
+    vectors: FloatArray
+    ids: list[int] | None = None
+    tokens: list[str] | None = None
+    form: str = ""
+    places: Sequence[str] = field(default_factory=list)  # of rows, for messages
+
+
+def random_embeddings(vocab_size: int, size: int, seed: int) -> FloatArray:
+    """Draw vectors of length about one."""
+    generator = np.random.default_rng(seed)
+    return (generator.standard_normal((vocab_size, size)) / size**0.5).astype(np.float32)
+
+
+def write_embeddings(folder: Folder, name: str, vectors: FloatArray) -> None:
+    """Write vectors where a training run or a later look finds them."""
+    from safetensors.numpy import save
+
+    folder.write_bytes(name, save({"embeddings": np.ascontiguousarray(vectors)}))
+
+
+def read_embeddings(address: str, tokenizer: Tokenizer) -> Embeddings:
+    """Read a file of embeddings and give every token of a vocabulary its vector."""
+    folder, name = split_address(address)
+    try:
+        data = folder.read_bytes(name)
+    except FileNotFoundError as error:
+        raise UserError(f"embeddings {address}: no such file") from error
+    kind = name.lower().rpartition(".")[2]
+    if kind == "safetensors":
+        rows = _from_safetensors(data, address)
+    elif kind == "parquet":
+        rows = _from_parquet(data, address)
+    elif kind == "bin":
+        rows = _from_word2vec_binary(data, address)
+    else:
+        rows = _from_text(data, address)
+    if not np.isfinite(rows.vectors).all():
+        row = int(np.flatnonzero(~np.isfinite(rows.vectors).all(axis=1))[0])
+        raise UserError(f"{_place(rows, row, address)}: the vector holds a number that is infinite or not a number")
+    return _assign(rows, tokenizer, address)
+
+
+def nearest_tokens(vectors: FloatArray, token_id: int, count: int) -> list[tuple[int, float]]:
+    """Give the tokens whose vectors point most in the direction of a token's, with the cosines."""
+    lengths = np.linalg.norm(vectors, axis=1)
+    cosines = vectors @ vectors[token_id] / np.maximum(lengths * lengths[token_id], 1e-12)
+    cosines[token_id] = -np.inf
+    nearest = np.argsort(-cosines, kind="stable")[:count]
+    return [(int(other), float(cosines[other])) for other in nearest]
+
+
+def find_token(tokenizer: Tokenizer, text: str) -> int:
+    """Give the one token that a word is: with the space before it, as inside a sentence, or without."""
+    for candidate in (f" {text}", text):
+        ids = tokenizer.encode(candidate).tolist()
+        if len(ids) == 1 and ids[0] != tokenizer.unknown:
+            return int(ids[0])
+    ids = tokenizer.encode(f" {text}").tolist()
+    if tokenizer.unknown in ids:
+        raise UserError(f"{text!r} is not in the vocabulary")
+    parts = ", ".join(repr(tokenizer.token_text(token)) for token in ids)
+    raise UserError(f"{text!r} is not one token of this vocabulary, but {len(ids)}: {parts}; ask for one of these")
+
+
+def _assign(rows: _Rows, tokenizer: Tokenizer, address: str) -> Embeddings:
+    """Find each token's row."""
+    size = tokenizer.vocab_size
+    row_of = np.full(size, -1, dtype=np.int64)
+    if rows.ids is not None:
+        for row, number in enumerate(rows.ids):
+            if not 0 <= number < size:
+                raise UserError(
+                    f"{_place(rows, row, address)}: token id {number} is beyond the vocabulary of {size} tokens; "
+                    "are these embeddings for another tokenizer?"
+                )
+            row_of[number] = row
+    else:
+        assert rows.tokens is not None, "a row has an id or a token"
+        by_token = {token: row for row, token in reversed(list(enumerate(rows.tokens)))}
+        for number in range(size):
+            text = tokenizer.token_text(number)
+            row_of[number] = by_token.get(text, by_token.get(text.strip(), -1) if text.strip() else -1)
+    found = row_of >= 0
+    if not found.any():
+        raise UserError(f"{address}: none of its {len(rows.vectors)} rows is for a token of this vocabulary")
+    vectors = np.empty((size, rows.vectors.shape[1]), dtype=np.float32)
+    vectors[found] = rows.vectors[row_of[found]]
+    vectors[~found] = vectors[found].mean(axis=0)
+    notes = [f"embeddings: {rows.form} in {address}, {int(found.sum()):,} of {size:,} tokens have a vector"]
+    if not found.all():
+        missing = np.flatnonzero(~found)
+        names = ", ".join(repr(tokenizer.token_text(int(number))) for number in missing[:_SHOWN])
+        more = " …" if len(missing) > _SHOWN else ""
+        notes.append(f"embeddings: {len(missing):,} tokens have none and get the mean of the others: {names}{more}")
+    return Embeddings(vectors=vectors, notes=notes)
+
+
+def _from_safetensors(data: bytes, address: str) -> _Rows:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        tensors = load(data)
+    except SafetensorError as error:
+        raise UserError(f"{address} is not a safetensors file: {error}") from error
+    matrices = {name: tensor for name, tensor in tensors.items() if tensor.ndim == 2}
+    if "embeddings" not in matrices and len(matrices) != 1:
+        raise UserError(f"{address}: no tensor 'embeddings', only {', '.join(tensors)}")
+    vectors = matrices.get("embeddings", next(iter(matrices.values())))
+    return _Rows(vectors=vectors.astype(np.float32), ids=list(range(len(vectors))), form="a matrix")
+
+
+def _from_parquet(data: bytes, address: str) -> _Rows:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(io.BytesIO(data))
+    except pyarrow.ArrowException as error:
+        raise UserError(f"{address} cannot be read as parquet: {error}") from error
+    token_column, id_column = _named(table.column_names, _TOKEN_NAMES), _named(table.column_names, _ID_NAMES)
+    others = [name for name in table.column_names if name not in (token_column, id_column)]
+    lists = [name for name in others if pyarrow.types.is_list(table.schema.field(name).type)]
+    if token_column is None and id_column is None:
+        raise UserError(f"{address} has no column 'id' or 'token', only {', '.join(table.column_names)}")
+    if lists:
+        vectors = _stack(table[lists[0]].to_pylist(), address, [])
+    else:
+        vectors = np.stack([table[name].to_numpy() for name in others], axis=1).astype(np.float32)
+    return _Rows(
+        vectors=vectors,
+        ids=None if id_column is None else table[id_column].to_pylist(),
+        tokens=None if token_column is None else table[token_column].to_pylist(),
+        form="a table",
+    )
+
+
+def _from_word2vec_binary(data: bytes, address: str) -> _Rows:
+    header, _, body = data[: _LARGEST_HEADER + 1].partition(b"\n")
+    if re.fullmatch(rb"\d+ \d+\s*", header) is None:
+        raise UserError(f"{address} is not a word2vec binary file: it does not begin with two numbers")
+    count, size = map(int, header.split())
+    tokens, vectors = [], np.empty((count, size), dtype=np.float32) if count * size * 4 <= len(data) else None
+    if vectors is None:
+        raise UserError(f"{address} is cut off: it says {count} vectors of {size}, but has {len(data)} bytes")
+    place = len(header) + 1
+    for row in range(count):
+        space = data.find(b" ", place)
+        end = space + 1 + 4 * size
+        if space < 0 or end > len(data):
+            raise UserError(f"{address} is cut off after {row} of {count} vectors")
+        tokens.append(data[place:space].decode(errors="replace").lstrip("\n"))
+        vectors[row] = np.frombuffer(data, dtype="<f4", count=size, offset=space + 1)
+        place = end
+    return _Rows(vectors=vectors, tokens=tokens, form="word2vec's binary form")
+
+
+def _from_text(data: bytes, address: str) -> _Rows:
+    text = data.decode("utf-8-sig", errors="replace")
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    if not lines:
+        raise UserError(f"{address} is empty: no embeddings there")
+    separator = _separator(lines[min(1, len(lines) - 1)][1])
+    header: list[str] = []
+    if re.fullmatch(r"\d+ \d+\s*", lines[0][1]) and len(lines) > 1:
+        lines = lines[1:]
+    elif not _is_number(_fields(lines[0][1], separator)[-1]):
+        header = _fields(lines[0][1], separator)
+        lines = lines[1:]
+    rows = [(number, _fields(line, separator)) for number, line in lines]
+    width = len(header) or min(len(fields) for _, fields in rows)
+    token_column, id_column = _columns(header, [fields for _, fields in rows if len(fields) == width])
+    first = max(column for column in (token_column, id_column, -1) if column is not None) + 1
+    rows = [(number, _joined(fields, width, separator, token_column)) for number, fields in rows]
+    places = [f"{address}, line {number}" for number, _ in rows]
+    vectors = _stack([fields[first:] for _, fields in rows], address, places)
+    named = [name for name, column in (("token", token_column), ("id", id_column)) if column is not None]
+    if not named:
+        raise UserError(f"{address}: lines of {width} numbers with neither token nor id in front")
+    return _Rows(
+        vectors=vectors,
+        ids=None if id_column is None else _ids([fields[id_column] for _, fields in rows], places),
+        tokens=None if token_column is None else [fields[token_column] for _, fields in rows],
+        form=f"{' and '.join(named)} and {vectors.shape[1]} numbers a line",
+        places=places,
+    )
+
+
+def _separator(line: str) -> str:
+    return next((separator for separator in ("\t", ";", ",") if line.count(separator) >= 2), " ")
+
+
+def _fields(line: str, separator: str) -> list[str]:
+    """Cut a line into fields; brackets around a vector are no part of it."""
+    line = line.rstrip("\r\n").replace("[", "").replace("]", "") if line.count("[") == 1 else line.rstrip("\r\n")
+    if separator == " ":
+        return line.strip().split(" ")
+    (fields,) = csv.reader([line], delimiter=separator) if '"' in line else [line.split(separator)]
+    return [part if place == 0 else part.strip() for place, part in enumerate(fields)]
+
+
+def _columns(header: list[str], rows: list[list[str]]) -> tuple[int | None, int | None]:
+    """Find which columns hold the token and the id: by their names, or by what is in them."""
+    if header:
+        names = [re.sub(r"[^a-z]", "", name.lower()) for name in header]
+        found = tuple(
+            next((place for place, name in enumerate(names) if name in known), None)
+            for known in (_TOKEN_NAMES, _ID_NAMES)
+        )
+        if any(column is not None for column in found):
+            return found[0], found[1]
+    first_is_whole, second_is_whole = (
+        all(len(fields) > column and re.fullmatch(r"\d+", fields[column]) for fields in rows) for column in (0, 1)
+    )
+    if second_is_whole:
+        return 0, 1
+    return (None, 0) if first_is_whole else (0, None)
+
+
+def _joined(fields: list[str], width: int, separator: str, token_column: int | None) -> list[str]:
+    """Put a token together again that holds the separator itself."""
+    extra = len(fields) - width
+    if extra > 0 and token_column == 0 and not any(map(_is_number, fields[1 : extra + 1])):
+        return [separator.join(fields[: extra + 1]), *fields[extra + 1 :]]
+    return fields
+
+
+def _stack(rows: Sequence[Sequence[Any]], address: str, places: Sequence[str]) -> FloatArray:
+    """Make one matrix; rows of different lengths, and what is no number, are refused with their place."""
+    sizes = [len(row) for row in rows]
+    for number, (row, size) in enumerate(zip(rows, sizes, strict=True)):
+        place = places[number] if places else f"{address}, row {number}"
+        if size != sizes[0]:
+            raise UserError(f"{place}: a vector of {size} numbers, but the first one has {sizes[0]}")
+        if not all(map(_is_number, row)):
+            wrong = next(value for value in row if not _is_number(value))
+            raise UserError(f"{place}: {wrong!r} is not a number")
+    return np.array(rows, dtype=np.float32)
+
+
+def _ids(texts: list[str], places: Sequence[str]) -> list[int]:
+    for text, place in zip(texts, places, strict=True):
+        if not re.fullmatch(r"\d+", text):
+            raise UserError(f"{place}: {text!r} is not a token id")
+    return list(map(int, texts))
+
+
+def _named(columns: Sequence[str], known: Sequence[str]) -> str | None:
+    return next((name for name in columns if re.sub(r"[^a-z]", "", name.lower()) in known), None)
+
+
+def _is_number(value: object) -> bool:
+    try:
+        float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _place(rows: _Rows, row: int, address: str) -> str:
+    return rows.places[row] if rows.places else f"{address}, row {row}"
