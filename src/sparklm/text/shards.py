@@ -203,23 +203,36 @@ class Dataset:
             raise UserError(
                 f"{folder.address(TOKENIZER)} is not the one that made these shards; prepare the dataset again"
             )
-        shards = [self._open_shard(shard) for shard in self.manifest.shards]
+        shards = [open_shard(folder, shard, self.manifest.dtype) for shard in self.manifest.shards]
         self.train = TokenStream(shards, self.manifest.splits["train"])
         self.validation = TokenStream(shards, self.manifest.splits["validation"])
 
-    def _open_shard(self, shard: Shard) -> npt.NDArray[np.unsignedinteger]:
-        name, dtype = f"shards/{shard.file}", np.dtype(self.manifest.dtype).newbyteorder("<")
-        try:
-            tokens: npt.NDArray[np.unsignedinteger]
-            local = self.folder.local_path(name)
-            if local is not None and shard.num_bytes:
-                tokens = np.memmap(local, dtype=dtype, mode="r")
-            else:
-                tokens = np.frombuffer(self.folder.read_bytes(name), dtype=dtype)
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"{self.folder.address(name)} cannot be read ({error}); prepare the dataset again"
-            ) from error
-        if hashlib.sha256(tokens.data).hexdigest() != shard.sha256:
-            raise UserError(f"{self.folder.address(name)} does not fit its checksum; prepare the dataset again")
-        return tokens
+
+def open_shard(folder: Folder, shard: Shard, dtype_name: str) -> npt.NDArray[np.unsignedinteger]:
+    """Open one shard of a dataset and check it; on local disks it is memory-mapped."""
+    name, dtype = f"shards/{shard.file}", np.dtype(dtype_name).newbyteorder("<")
+    try:
+        tokens: npt.NDArray[np.unsignedinteger]
+        local = folder.local_path(name)
+        if local is not None and shard.num_bytes:
+            tokens = np.memmap(local, dtype=dtype, mode="r")
+        else:
+            tokens = np.frombuffer(folder.read_bytes(name), dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder.address(name)} cannot be read ({error}); prepare the dataset again") from error
+    if hashlib.sha256(tokens.data).hexdigest() != shard.sha256:
+        raise UserError(f"{folder.address(name)} does not fit its checksum; prepare the dataset again")
+    return tokens
+
+
+def read_tokens(folder: Folder, manifest: Manifest, split: Split, start: int, stop: int) -> Int64Array:
+    """Copy out consecutive tokens of a split, opening only the shards that they lie in."""
+    pieces: list[npt.NDArray[np.integer]] = [np.empty(0, dtype=np.int64)]
+    position = 0
+    for segment in manifest.splits[split]:
+        first = max(start, position) - position + segment.start
+        last = min(stop - position + segment.start, segment.stop)
+        if first < last:
+            pieces.append(open_shard(folder, manifest.shards[segment.shard], manifest.dtype)[first:last])
+        position += segment.stop - segment.start
+    return np.concatenate(pieces).astype(np.int64)
