@@ -209,9 +209,8 @@ def _noise_table(counts: npt.NDArray[np.float64]) -> Int64Array:
     """List tokens, frequent ones first, each as often as its share of the noise."""
     order = np.argsort(-counts, kind="stable")
     shares = np.cumsum(counts[order] ** _NOISE_EXPONENT)
-    places = (np.arange(_NOISE_DRAWS) + 0.5) / _NOISE_DRAWS * shares[-1]
-    table: Int64Array = order[np.searchsorted(shares, places)]
-    return table
+    ends = np.rint(shares / shares[-1] * _NOISE_DRAWS).astype(np.int64)
+    return np.repeat(order, np.diff(ends, prepend=0))
 
 
 def _generator(seed: int) -> torch.Generator:
