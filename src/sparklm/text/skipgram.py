@@ -7,7 +7,7 @@ blocks together are one update. What is learned is the same in expectation; nois
 has `negatives` of them.
 
 Guarantees: a pure function of the tables, the tokens and the seed; the same bits whenever one thread does it.
-Costs: on one core about 1.5 µs per kept token of size 100 (docs/log.md); memory is two tables of V × D floats.
+Costs: on one core 2 to 3 µs per kept token of size 100; memory is two tables of V × D floats.
 
 Shapes: V vocabulary, D vector size, N blocks in an update, B centres in a block, C = B + 2 · window contexts of a
 block, K noise tokens of a block, O = C + K outputs of a block, T kept tokens of a
