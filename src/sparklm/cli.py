@@ -74,7 +74,7 @@ Format = Annotated[
     typer.Option(
         "--format",
         metavar="NAME",
-        help="text, lines, tokens, jsonl, csv, parquet, or what Spark reads (orc, delta, iceberg, …); default: by name.",
+        help="text, lines, tokens, jsonl, csv, parquet, or one that Spark reads (orc, delta, …); default: by name.",
     ),
 ]
 Table = Annotated[

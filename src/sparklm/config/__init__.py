@@ -10,6 +10,7 @@ from sparklm.config.tree import (
     OutputConfig,
     SparkConfig,
     TrainingConfig,
+    Word2VecConfig,
 )
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "OutputConfig",
     "SparkConfig",
     "TrainingConfig",
+    "Word2VecConfig",
 ]

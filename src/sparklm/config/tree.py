@@ -224,6 +224,18 @@ class SparkConfig(Section):
     properties: dict[str, str] = Field(default_factory=dict, description="Spark's own spark.* settings")
 
 
+class Word2VecConfig(Section):
+    """How Word2Vec learns token embeddings; their size is model.embedding_size."""
+
+    window: PositiveInt = Field(5, description="farthest context; each centre's own is drawn from 1 to this")
+    negatives: PositiveInt = Field(5, description="noise tokens for each pair")
+    epochs: PositiveInt = Field(5, description="times the tokens are read")
+    subsample: Annotated[float, Field(ge=0)] = Field(1e-3, description="frequency from which tokens are thinned out")
+    min_count: PositiveInt = Field(5, description="rarer tokens are left out and get the mean vector")
+    learning_rate: Annotated[float, Field(gt=0)] = Field(0.02, description="at the start; falls in a straight line")
+    parts: PositiveInt | None = Field(None, description="parts trained side by side; none = by number of tokens")
+
+
 class MetricsConfig(Section):
     """What counts as right."""
 
@@ -266,6 +278,7 @@ class Config(Section):
     training: TrainingConfig = TrainingConfig()
     distributed: DistributedConfig = DistributedConfig()
     spark: SparkConfig = SparkConfig()
+    word2vec: Word2VecConfig = Word2VecConfig()
     metrics: MetricsConfig = MetricsConfig()
     generation: GenerationConfig = GenerationConfig()
     output: OutputConfig = OutputConfig()

@@ -1,12 +1,12 @@
 """Token embeddings from outside the model: files of many forms, random ones, and a look at what is near to what.
 
-| form                                  | a line or row is                                                                |
-|---------------------------------------|---------------------------------------------------------------------------------|
-| `.csv`, `.tsv`, `.txt`, anything else | `token,id,v1…vn`, `id,v1…vn` or `token,v1…vn`; comma, semicolon, tab or space;  |
-|                                       | with or without a header; a first line `count size` is word2vec's               |
-| `.bin`                                | word2vec's binary form                                                          |
-| `.parquet`                            | a column `id` or `token`, and one list column, or one column for each number    |
-| `.safetensors`                        | a matrix whose row i belongs to token i: what `sparklm embed` writes            |
+| form                              | a line or row is                                                               |
+|-----------------------------------|--------------------------------------------------------------------------------|
+| `.csv`, `.tsv`, `.txt` and others | `token,id,v1…vn`, `id,v1…vn` or `token,v1…vn`; comma, semicolon, tab or space; |
+|                                   | with or without a header; a first line `count size` is word2vec's              |
+| `.bin`                            | word2vec's binary form                                                         |
+| `.parquet`                        | a column `id` or `token`, and a list column, or a column for each number       |
+| `.safetensors`                    | a matrix whose row i belongs to token i: what `sparklm embed` writes           |
 
 A row goes to the token with its id, or else to the tokens with its text, with or without the space before it. Tokens
 without a row get the mean of the others, and are named.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,8 +57,8 @@ class _Rows:
 
 def random_embeddings(vocab_size: int, size: int, seed: int) -> FloatArray:
     """Draw vectors of length about one."""
-    generator = np.random.default_rng(seed)
-    return (generator.standard_normal((vocab_size, size)) / size**0.5).astype(np.float32)
+    vectors: FloatArray = np.random.default_rng(seed).standard_normal((vocab_size, size), dtype=np.float32)
+    return vectors / np.float32(size**0.5)
 
 
 def write_embeddings(folder: Folder, name: str, vectors: FloatArray) -> None:
@@ -186,7 +186,7 @@ def _from_parquet(data: bytes, address: str) -> _Rows:
 
 
 def _from_word2vec_binary(data: bytes, address: str) -> _Rows:
-    header, _, body = data[: _LARGEST_HEADER + 1].partition(b"\n")
+    header = data[: _LARGEST_HEADER + 1].partition(b"\n")[0]
     if re.fullmatch(rb"\d+ \d+\s*", header) is None:
         raise UserError(f"{address} is not a word2vec binary file: it does not begin with two numbers")
     count, size = map(int, header.split())

@@ -277,6 +277,11 @@ class _Shards(Sequence[TokenArray]):
         return tokens
 
 
+def open_split(folder: Folder, manifest: Manifest, split: Split) -> TokenStream:
+    """Open one split of a dataset, for those who need no tokenizer."""
+    return TokenStream(_Shards(folder, manifest), manifest.splits[split])
+
+
 class Dataset:
     """A prepared dataset, opened for reading."""
 
@@ -288,9 +293,8 @@ class Dataset:
             raise UserError(
                 f"{folder.address(TOKENIZER)} is not the one that made these shards; prepare the dataset again"
             )
-        shards = _Shards(folder, self.manifest)
-        self.train = TokenStream(shards, self.manifest.splits["train"])
-        self.validation = TokenStream(shards, self.manifest.splits["validation"])
+        self.train = open_split(folder, self.manifest, "train")
+        self.validation = open_split(folder, self.manifest, "validation")
 
     def windows(self, stream: TokenStream, data: DataConfig, stride: int) -> Windows:
         """Lay windows over a stream of this dataset, as the config asks."""

@@ -1,0 +1,351 @@
+"""Word2Vec on the tokens of a dataset: parts learn side by side in rounds, and meet after each.
+
+    counts-<sha256>.safetensors    counts of tokens: what thinning and noise are drawn by
+    tables-<sha256>.safetensors    vectors after a round, or what one part made of them
+    progress.json                  written last: which round comes next, and from which tables
+
+The train split is cut into chunks, and these into `parts` runs of neighbours. In a round every part takes the same
+tables, learns from its next chunks (`train_part`) and writes what it has made; then each row becomes the mean of those
+that changed it, in the order of the parts. `train_part` needs nothing but its order, so it runs in this process or
+anywhere else, any number of times, and gives the same bytes.
+
+Guarantees: the vectors are a function of the dataset and the settings (and of the kind of processor); neither who runs
+the parts, nor a retry, nor a resume changes them. A file counts only if its content fits the hash in its name.
+Costs: a round reads the tables once per part and writes them once per part and once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import safetensors.torch
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from sparklm.errors import TrainingDivergedError, UserError
+from sparklm.records import read_record
+from sparklm.storage import Folder
+from sparklm.text.shards import TOKENIZER, Manifest, open_split, read_manifest
+from sparklm.text.skipgram import Sampling, Tables, Word2VecSettings, train_chunk, trained_tokens
+from sparklm.text.tokenizer import Tokenizer
+from sparklm.text.windows import Int64Array, derive_seed
+
+_CHUNK_TOKENS = 1 << 16
+_PART_TOKENS = 4_000_000  # a part for each of these, unless the settings say how many
+_ROUND_CHUNKS = 8  # of each part, where parts must meet
+_LONE_ROUND_CHUNKS = 64  # where there is only one part, a round is no more than a checkpoint
+_LARGEST_BOOST = 2.0
+_LOWEST_RATE = 1e-4  # of the learning rate, as in the original
+_COUNTED_AT_ONCE = 1 << 22
+_PROGRESS = "progress.json"
+_FORMAT = "sparklm word2vec 1"
+FloatArray = npt.NDArray[np.float32]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PartOrder(_Record):
+    """Everything that one part of one round needs to know."""
+
+    dataset_url: str
+    work_url: str
+    settings: Word2VecSettings
+    end_of_text: int
+    counts_file: str
+    tables_file: str
+    round: int
+    part: int
+
+
+class PartResult(_Record):
+    """Where a part has put its tables."""
+
+    part: int
+    tables_file: str
+
+
+class Progress(_Record):
+    """What is done, for a run that goes on where another one was stopped."""
+
+    format: str = _FORMAT
+    dataset_sha256: str
+    settings: Word2VecSettings
+    counts_file: str
+    tables_file: str
+    next_round: int
+
+
+RunTasks = Callable[[Callable[[str], str], Sequence[str], str], list[str]]  # as Workers.run_tasks in prepare.py
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Which chunks a part learns from in which round, and at which rate.
+
+    >>> plan = Plan(num_tokens=10 * _CHUNK_TOKENS, num_parts=2, epochs=1)
+    >>> plan.num_rounds, [list(plan.chunks(part, 0)) for part in range(2)]
+    (1, [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]])
+    """
+
+    num_tokens: int
+    num_parts: int
+    epochs: int
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks in the train split."""
+        return -(-self.num_tokens // _CHUNK_TOKENS)
+
+    @property
+    def rounds_per_epoch(self) -> int:
+        """As many as it takes for no part to learn for too long alone."""
+        round_chunks = _ROUND_CHUNKS if self.num_parts > 1 else _LONE_ROUND_CHUNKS
+        return -(-self.num_chunks // (round_chunks * self.num_parts))
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds in all epochs."""
+        return self.epochs * self.rounds_per_epoch
+
+    def chunks(self, part: int, round_: int) -> range:
+        """Give the numbers of the chunks that a part has in a round."""
+        first, last = (number * self.num_chunks // self.num_parts for number in (part, part + 1))
+        cuts = [first + (last - first) * cut // self.rounds_per_epoch for cut in range(self.rounds_per_epoch + 1)]
+        place = round_ % self.rounds_per_epoch
+        return range(cuts[place], cuts[place + 1])
+
+    def progress(self, round_: int, done: float) -> float:
+        """Say how far training is in a round of which some is done, from 0 to 1."""
+        return (round_ + done) / self.num_rounds
+
+
+def train_word2vec(
+    dataset_folder: Folder,
+    work_folder: Folder,
+    settings: Word2VecSettings,
+    run_tasks: RunTasks,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> FloatArray:
+    """Train, and give a vector for each id of the dataset's tokenizer: an array of shape (V, D).
+
+    Ids that are too rare, and the end of text, get the mean of all others. `on_progress` hears how many rounds are
+    done, and of how many. The work folder holds what a stopped training needs to go on, and nothing in the end.
+    """
+    tables, trained_V = train_tables(dataset_folder, work_folder, settings, run_tasks, on_progress)
+    vectors_VD: FloatArray = tables.input_VD.numpy()
+    vectors_VD[~trained_V] = vectors_VD[trained_V].mean(axis=0)
+    _rounds_folder(work_folder).remove()
+    return vectors_VD
+
+
+def train_tables(
+    dataset_folder: Folder,
+    work_folder: Folder,
+    settings: Word2VecSettings,
+    run_tasks: RunTasks,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> tuple[Tables, npt.NDArray[np.bool_]]:
+    """Train, and give both tables and which ids were trained; the work folder keeps its files."""
+    dataset_folder, work = dataset_folder.absolute(), _rounds_folder(work_folder)
+    manifest, end_of_text = read_manifest(dataset_folder), _read_end_of_text(dataset_folder)
+    plan = make_plan(manifest, settings)
+    progress = _resume(work, manifest, settings) or _begin(dataset_folder, work, manifest, settings)
+    counts_V = _read(work, progress.counts_file)["counts"].numpy()
+    trained_V = trained_tokens(counts_V, end_of_text, settings)
+    if not trained_V.any():
+        raise UserError(
+            f"{dataset_folder}: no token occurs {settings.min_count} times; give more text or a lower min_count"
+        )
+    for round_ in range(progress.next_round, plan.num_rounds):
+        orders = [
+            PartOrder(
+                dataset_url=dataset_folder.url,
+                work_url=work.url,
+                settings=settings,
+                end_of_text=end_of_text,
+                counts_file=progress.counts_file,
+                tables_file=progress.tables_file,
+                round=round_,
+                part=part,
+            )
+            for part in range(plan.num_parts)
+        ]
+        title = f"sparklm: word2vec, round {round_ + 1} of {plan.num_rounds}"
+        answers = run_tasks(train_part_task, [order.model_dump_json() for order in orders], title)
+        progress = _commit_round(work, progress, [PartResult.model_validate_json(answer) for answer in answers])
+        if on_progress is not None:
+            on_progress(round_ + 1, plan.num_rounds)
+    return _read_tables(work, progress.tables_file), trained_V
+
+
+def train_part_task(order: str) -> str:
+    """Do one order, here or on a worker."""
+    return train_part(PartOrder.model_validate_json(order)).model_dump_json()
+
+
+def train_part(order: PartOrder) -> PartResult:
+    """Do one part of a round. Anyone may do it, any number of times: the file's name is that of its content."""
+    folder, work = Folder(order.dataset_url), Folder(order.work_url)
+    manifest, settings = read_manifest(folder), order.settings
+    plan = make_plan(manifest, settings)
+    counts_V = _read(work, order.counts_file)["counts"].numpy()
+    # The mean of several parts moves less than each of them, so each may take larger steps.
+    highest_rate = settings.learning_rate * min(math.sqrt(plan.num_parts), _LARGEST_BOOST)
+    sampling = Sampling.from_counts(counts_V, order.end_of_text, settings, highest_rate)
+    tables = _read_tables(work, order.tables_file)
+    chunks, epoch = plan.chunks(order.part, order.round), order.round // plan.rounds_per_epoch
+    with _one_thread():
+        for number, tokens in _read_chunks(folder, manifest, chunks):
+            progress = plan.progress(order.round, (number - chunks.start) / len(chunks))
+            rate = highest_rate * max(1 - progress, _LOWEST_RATE)
+            train_chunk(tables, tokens, sampling, settings, rate, derive_seed(settings.seed, epoch, number))
+    _check_finite(tables, settings)
+    return PartResult(part=order.part, tables_file=_write_tables(work, tables))
+
+
+def make_plan(manifest: Manifest, settings: Word2VecSettings) -> Plan:
+    """Cut a dataset's train split into parts and rounds. The number of machines has no say in it."""
+    num_tokens = manifest.num_tokens("train")
+    num_parts = settings.parts or max(1, num_tokens // _PART_TOKENS)
+    most_parts = max(1, num_tokens // _CHUNK_TOKENS)
+    return Plan(num_tokens=num_tokens, num_parts=min(num_parts, most_parts), epochs=settings.epochs)
+
+
+def merge(start: dict[str, Tensor], parts: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Move each row by the mean of the moves of those parts that have moved it, summed in the order of the parts.
+
+    A plain mean would slow down the rows of rare tokens, which few parts meet; a sum overshoots for frequent ones.
+    """
+    totals = {name: torch.zeros_like(table) for name, table in start.items()}
+    movers = {name: torch.zeros(len(table), 1) for name, table in start.items()}
+    for part in parts:
+        for name, table in start.items():
+            move = part[name] - table
+            movers[name] += (move != 0).any(dim=1, keepdim=True)
+            totals[name] += move
+    return {name: table + totals[name] / movers[name].clamp_min(1) for name, table in start.items()}
+
+
+def _commit_round(work: Folder, progress: Progress, results: list[PartResult]) -> Progress:
+    """Merge what the parts made, note that the round is done, and remove what is no longer needed."""
+    files = [result.tables_file for result in sorted(results, key=lambda result: result.part)]
+    merged = files[0]
+    if len(files) > 1:
+        start = _read(work, progress.tables_file)
+        merged = _write(work, "tables", merge(start, (_read(work, file) for file in files)))
+    progress = progress.model_copy(update={"tables_file": merged, "next_round": progress.next_round + 1})
+    work.write_text(_PROGRESS, progress.model_dump_json(indent=2))
+    _remove_others(work, progress)
+    return progress
+
+
+def _begin(dataset_folder: Folder, work: Folder, manifest: Manifest, settings: Word2VecSettings) -> Progress:
+    """Count the tokens and write the first tables."""
+    counts_V = _count_tokens(dataset_folder, manifest)
+    initial = Tables.initial(manifest.vocab_size, settings.size, derive_seed(settings.seed, settings.epochs))
+    progress = Progress(
+        dataset_sha256=manifest.fingerprint,
+        settings=settings,
+        counts_file=_write(work, "counts", {"counts": torch.from_numpy(counts_V)}),
+        tables_file=_write_tables(work, initial),
+        next_round=0,
+    )
+    work.write_text(_PROGRESS, progress.model_dump_json(indent=2))
+    _remove_others(work, progress)
+    return progress
+
+
+def _resume(work: Folder, manifest: Manifest, settings: Word2VecSettings) -> Progress | None:
+    """Give how far a training of the same dataset with the same settings has come, or None."""
+    try:
+        progress = read_record(work, _PROGRESS, Progress, _FORMAT)
+    except FileNotFoundError:
+        return None
+    same = progress.dataset_sha256 == manifest.fingerprint and progress.settings == settings
+    return progress if same else None
+
+
+def _remove_others(work: Folder, progress: Progress) -> None:
+    for name in work.names():
+        if name not in (_PROGRESS, progress.counts_file, progress.tables_file):
+            work.remove(name)
+
+
+def _count_tokens(folder: Folder, manifest: Manifest) -> Int64Array:
+    """Count how often each id occurs in the train split, in bounded memory."""
+    counts_V, num_tokens = np.zeros(manifest.vocab_size, dtype=np.int64), manifest.num_tokens("train")
+    stream = open_split(folder, manifest, "train")
+    for start in range(0, num_tokens, _COUNTED_AT_ONCE):
+        tokens = stream.read(start, min(_COUNTED_AT_ONCE, num_tokens - start))
+        counts_V += np.bincount(tokens, minlength=manifest.vocab_size)
+    return counts_V
+
+
+def _read_chunks(folder: Folder, manifest: Manifest, chunks: range) -> Iterator[tuple[int, Int64Array]]:
+    """Read the tokens of neighbouring chunks at once, and give them chunk by chunk."""
+    num_tokens = manifest.num_tokens("train")
+    start, stop = chunks.start * _CHUNK_TOKENS, min(chunks.stop * _CHUNK_TOKENS, num_tokens)
+    tokens = open_split(folder, manifest, "train").read(start, max(0, stop - start))
+    for place, number in enumerate(chunks):
+        yield number, tokens[place * _CHUNK_TOKENS : (place + 1) * _CHUNK_TOKENS]
+
+
+def _read_end_of_text(folder: Folder) -> int:
+    return Tokenizer.from_json(folder.read_text(TOKENIZER), folder.address(TOKENIZER)).end_of_text
+
+
+def _rounds_folder(work_folder: Folder) -> Folder:
+    return work_folder.absolute() / "word2vec-rounds"
+
+
+def _check_finite(tables: Tables, settings: Word2VecSettings) -> None:
+    if not (tables.input_VD.isfinite().all() and tables.output_VD.isfinite().all()):
+        raise TrainingDivergedError(
+            f"word2vec: vectors are no longer numbers; use a learning_rate below {settings.learning_rate}"
+        )
+
+
+def _read_tables(work: Folder, name: str) -> Tables:
+    tensors = _read(work, name)
+    return Tables(tensors["input"], tensors["output"])
+
+
+def _write_tables(work: Folder, tables: Tables) -> str:
+    return _write(work, "tables", {"input": tables.input_VD, "output": tables.output_VD})
+
+
+def _write(work: Folder, kind: str, tensors: dict[str, Tensor]) -> str:
+    """Write tensors under a name that says what is in them."""
+    data = safetensors.torch.save(tensors)
+    name = f"{kind}-{hashlib.sha256(data).hexdigest()}.safetensors"
+    work.write_bytes(name, data)
+    return name
+
+
+def _read(work: Folder, name: str) -> dict[str, Tensor]:
+    """Read tensors after checking them."""
+    data = work.read_bytes(name)
+    if hashlib.sha256(data).hexdigest() not in name:
+        raise UserError(f"{work.address(name)} does not fit its checksum; delete {work} and train again")
+    tensors: dict[str, Tensor] = safetensors.torch.load(data)
+    return tensors
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute with one thread, so that sums are taken in one order: parts are what runs in parallel."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
