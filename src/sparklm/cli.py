@@ -12,7 +12,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sparklm.storage import Folder
     from sparklm.training.placement import Placement
 
+_EMBEDDING_SIZE = 100
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -172,6 +173,68 @@ def prepare(
 
 
 @app.command()
+def embed(
+    dataset: Annotated[str, typer.Argument(metavar="DATASET", help="A prepared dataset.")],
+    out: Annotated[
+        str, typer.Option("--out", metavar="FILE", help="Where the embeddings go; what is there already is looked at.")
+    ] = "embeddings.safetensors",
+    kind: Annotated[
+        str | None, typer.Option("--kind", metavar="KIND", help="word2vec (default), random, or a file of embeddings.")
+    ] = None,
+    size: Annotated[int | None, typer.Option("--size", min=1, help="Size of a vector, default 100.")] = None,
+    neighbours: Annotated[
+        list[str] | None,
+        typer.Option("--neighbours", metavar="WORD", help="Print the tokens nearest to this one; may be repeated."),
+    ] = None,
+    top: Annotated[int, typer.Option("--top", min=1, help="How many neighbours to print.")] = 10,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    master: Master = None,
+) -> None:
+    """Make a vector for every token of a dataset, and look at them."""
+    from sparklm.storage import Folder, split_address
+    from sparklm.text.embeddings import (
+        find_token,
+        make_embeddings,
+        nearest_tokens,
+        read_embeddings,
+        write_embeddings,
+    )
+    from sparklm.text.shards import Dataset
+
+    if not out.endswith(".safetensors"):
+        raise UserError(f"--out {out}: embeddings are written as safetensors; let the name end in .safetensors")
+    folder, name = split_address(out)
+    is_there = folder.exists(name)
+    if is_there and (kind or size or assignments or config):
+        raise UserError(f"{out} is there already; choose another --out, or leave out the settings to look at it")
+    opened = Dataset(Folder(dataset))
+    tokens = [find_token(opened.tokenizer, word) for word in neighbours or []]
+    if is_there:
+        embeddings = read_embeddings(out, opened.tokenizer)
+    else:
+        flags = {"data.embeddings": kind, "model.embedding_size": size, "spark.master": master}
+        resolved = _resolve(None, config, assignments, flags).config
+        resolved = _with_embedding_defaults(resolved)
+        folder.check_writable()
+        _check_placement(resolved)
+        with _placed(resolved) as placement:
+            embeddings = make_embeddings(resolved, opened, folder / f".{name}.work", placement.run_tasks, _tell_round)
+        write_embeddings(folder, name, embeddings.vectors)
+        (folder / f".{name}.work").remove()
+    for note in embeddings.notes:
+        _tell(note)
+    for token in tokens:
+        print(f"nearest to {json.dumps(opened.tokenizer.token_text(token), ensure_ascii=False)}:")
+        for other, cosine in nearest_tokens(embeddings.vectors, token, top):
+            print(f"  {cosine:6.3f}  {json.dumps(opened.tokenizer.token_text(other), ensure_ascii=False)}")
+    if not is_there:
+        rows, columns = embeddings.vectors.shape
+        print(f"{rows:,} vectors of size {columns}\n  {out}")
+        print(f"next: {_program()} train {dataset} --set data.embeddings={out}")
+
+
+@app.command()
 def generate(
     model: Model,
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What the text starts with.")] = "",
@@ -311,7 +374,7 @@ def _resolve(
     preset: str | None,
     config: str | None,
     assignments: list[str] | None,
-    flags: dict[str, str | None],
+    flags: Mapping[str, object],
     resumed_run: str | None = None,
 ) -> Resolution:
     """Resolve the settings: from the defaults, or, to resume a run, from its own, with what may change on top."""
@@ -330,6 +393,19 @@ def _source_flags(
     corpus: str | None, text_column: str | None, data_format: str | None, table: str | None
 ) -> dict[str, str | None]:
     return {"data.corpus": corpus, "data.text_column": text_column, "data.format": data_format, "data.table": table}
+
+
+def _with_embedding_defaults(config: Config) -> Config:
+    """Fill in what `embed` does where nothing is said: Word2Vec of the usual size."""
+    data = config.data.model_copy(update={"embeddings": config.data.embeddings or "word2vec"})
+    model = config.model.model_copy(update={"embedding_size": config.model.embedding_size or _EMBEDDING_SIZE})
+    is_file = data.embeddings not in ("random", "word2vec")
+    return config.model_copy(update={"data": data, "model": config.model if is_file else model})
+
+
+def _tell_round(done: int, total: int) -> None:
+    end = "\n" if done == total or not sys.stderr.isatty() else "\r"
+    print(f"sparklm: word2vec, round {done} of {total}", end=end, file=sys.stderr, flush=True)
 
 
 def _new_run_name() -> str:

@@ -20,8 +20,10 @@ from sparklm.inference.generate import Sampling, generate_text
 from sparklm.inference.model_zip import TrainedModel, load_model, pack_model
 from sparklm.models.gpt import GptShape
 from sparklm.storage import Folder, split_address
+from sparklm.text.embeddings import EMBEDDINGS, WORD2VEC_ROUNDS, make_embeddings, write_embeddings
 from sparklm.text.prepare import check_corpus, corpus_address, is_unchanged, prepare
 from sparklm.text.shards import Dataset, Manifest, is_dataset, read_manifest
+from sparklm.text.windows import DocumentWindows
 from sparklm.training.checkpoint import load_tensors, read_commit
 from sparklm.training.fit import FitResult, Watcher, fit
 from sparklm.training.loop import tensors_below
@@ -101,7 +103,7 @@ def check(config: Config, run: Folder) -> None:
     if run.exists(CONFIG):
         check_same_run(run, config)
     else:
-        others = set(run.names()) - {"dataset"}
+        others = set(run.names()) - {"dataset", EMBEDDINGS, WORD2VEC_ROUNDS}
         if others:
             raise UserError(f"{run} is not empty and holds no run ({min(others)} is there); choose another --run")
         if config.data.corpus is None or not is_dataset(config.data.corpus):
@@ -139,7 +141,11 @@ def _begin(config: Config, run: Folder, placement: Placement, watcher: JobWatche
             dataset = "dataset"
         for note in describe_counts(manifest):
             watcher.note(note)
-        make_plan(config, Dataset(Folder(dataset) if dataset != "dataset" else run / dataset))
+        opened = Dataset(Folder(dataset) if dataset != "dataset" else run / dataset)
+        make_plan(config, opened)
+        _tell_short_documents(config, opened, watcher)
+        if config.data.embeddings is not None:
+            _write_embeddings(config, opened, run, placement, watcher)
         return create_run(run, config, dataset, manifest, _threads(config, placement)), manifest
     except UserError:
         if is_new:
@@ -147,11 +153,29 @@ def _begin(config: Config, run: Folder, placement: Placement, watcher: JobWatche
         raise
 
 
+def _tell_short_documents(config: Config, dataset: Dataset, watcher: JobWatcher) -> None:
+    windows = dataset.windows(dataset.train, config.data, config.data.window_stride)
+    if isinstance(windows, DocumentWindows) and windows.num_short:
+        needed = config.data.window_size + 1
+        watcher.note(f"{count(windows.num_short, 'document')} shorter than a window ({needed} tokens): not trained on")
+
+
+def _write_embeddings(config: Config, dataset: Dataset, run: Folder, placement: Placement, watcher: JobWatcher) -> None:
+    """Make the embeddings that the config asks for, once."""
+    if run.exists(EMBEDDINGS):
+        return
+    watcher.stage("Training Word2Vec" if config.data.embeddings == "word2vec" else "Reading the embeddings")
+    embeddings = make_embeddings(config, dataset, run, placement.run_tasks)
+    for note in embeddings.notes:
+        watcher.note(note)
+    write_embeddings(run, EMBEDDINGS, embeddings.vectors)
+
+
 def describe_counts(manifest: Manifest) -> list[str]:
     """Say what was read, and what was repaired or left out."""
     counts = manifest.counts
     lines = [
-        f"{count(counts.documents, 'document')}, {counts.text_bytes / 1e6:.2f} MB of text, "
+        f"{count(counts.documents, 'document')}, {size(counts.text_bytes)} of text, "
         f"{manifest.num_tokens('train'):,} training and {manifest.num_tokens('validation'):,} validation tokens, "
         f"vocabulary {manifest.vocab_size:,}",
         *manifest.notes,
@@ -162,20 +186,28 @@ def describe_counts(manifest: Manifest) -> list[str]:
             f"{count(counts.repaired_documents, 'document')}"
         )
     if counts.normalised_bytes:
-        lines.append(f"normalised the Unicode of {counts.normalised_bytes / 1e6:.2f} MB")
+        lines.append(f"normalised the Unicode of {size(counts.normalised_bytes)}")
     if counts.licence_blocks:
-        lines.append(
-            f"cut off {count(counts.licence_blocks, 'licence block')}, {counts.licence_bytes / 1e6:.2f} MB in all"
-        )
+        lines.append(f"cut off {count(counts.licence_blocks, 'licence block')}, {size(counts.licence_bytes)} in all")
     for kind, number, num_bytes in (
         ("empty document", counts.empty_documents, counts.empty_bytes),
         ("short document", counts.short_documents, counts.short_bytes),
         ("duplicate document", counts.duplicate_documents, counts.duplicate_bytes),
     ):
         if number:
-            size = f" ({num_bytes / 1e6:.2f} MB)" if num_bytes >= 10_000 else ""
-            lines.append(f"left out {count(number, kind)}{size}")
+            lines.append(f"left out {count(number, kind)} ({size(num_bytes)})")
     return lines
+
+
+def size(num_bytes: int) -> str:
+    """Give a number of bytes in words.
+
+    >>> size(12), size(4_560_000)
+    ('12 bytes', '4.56 MB')
+    """
+    if num_bytes < 10_000:
+        return count(num_bytes, "byte")
+    return f"{num_bytes / 1e6:.2f} MB" if num_bytes < 10**10 else f"{num_bytes / 1e9:.1f} GB"
 
 
 def count(number: int, noun: str) -> str:

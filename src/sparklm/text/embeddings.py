@@ -1,12 +1,12 @@
 """Token embeddings from outside the model: files of many forms, random ones, and a look at what is near to what.
 
-| form                              | a line or row is                                                               |
+| what is in the file               | a line or row is                                                               |
 |-----------------------------------|--------------------------------------------------------------------------------|
-| `.csv`, `.tsv`, `.txt` and others | `token,id,v1…vn`, `id,v1…vn` or `token,v1…vn`; comma, semicolon, tab or space; |
+| text: csv and the like            | `token,id,v1…vn`, `id,v1…vn` or `token,v1…vn`; comma, semicolon, tab or space; |
 |                                   | with or without a header; a first line `count size` is word2vec's              |
-| `.bin`                            | word2vec's binary form                                                         |
-| `.parquet`                        | a column `id` or `token`, and a list column, or a column for each number       |
-| `.safetensors`                    | a matrix whose row i belongs to token i: what `sparklm embed` writes           |
+| word2vec, binary                  | a token, a space, its numbers as 32-bit floats                                 |
+| parquet                           | a column `id` or `token`, and a list column, or a column for each number       |
+| safetensors                       | a matrix whose row i belongs to token i: what `sparklm embed` writes           |
 
 A row goes to the token with its id, or else to the tokens with its text, with or without the space before it. Tokens
 without a row get the mean of the others, and are named.
@@ -17,23 +17,27 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sparklm.config import Config
 from sparklm.errors import UserError
 from sparklm.storage import Folder, split_address
+from sparklm.text.shards import Dataset
 from sparklm.text.tokenizer import Tokenizer
 
 EMBEDDINGS = "embeddings.safetensors"
+WORD2VEC_ROUNDS = "word2vec-rounds"  # a folder, while Word2Vec is trained
 FloatArray = npt.NDArray[np.float32]
+RunTasks = Callable[[Callable[[str], str], Sequence[str], str], list[str]]  # as Workers.run_tasks in prepare.py
 _TOKEN_NAMES = ("token", "word", "text", "key")
 _ID_NAMES = ("id", "tokenid", "index")
 _SHOWN = 10
-_LARGEST_HEADER = 100
+_WORD2VEC_HEADER = re.compile(rb"\d{1,12} \d{1,9}\s*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +57,38 @@ class _Rows:
     tokens: list[str] | None = None
     form: str = ""
     places: Sequence[str] = field(default_factory=list)  # of rows, for messages
+
+
+def make_embeddings(
+    config: Config,
+    dataset: Dataset,
+    work: Folder,
+    run_tasks: RunTasks,
+    on_round: Callable[[int, int], None] | None = None,
+) -> Embeddings:
+    """Make what `data.embeddings` asks for: random vectors, Word2Vec's, or those of a file.
+
+    `work` holds what a stopped Word2Vec needs to go on; `on_round` hears how many of its rounds are done, of how many.
+    """
+    kind, vocab_size, seed = config.data.embeddings, dataset.manifest.vocab_size, config.training.seed
+    size = config.model.embedding_size or config.model.width
+    if kind == "random":
+        return Embeddings(vectors=random_embeddings(vocab_size, size, seed), notes=[])
+    if kind == "word2vec":
+        from sparklm.text.skipgram import Word2VecSettings
+        from sparklm.text.word2vec import train_word2vec
+
+        settings = Word2VecSettings(**config.word2vec.model_dump(), size=size, seed=seed)
+        return Embeddings(
+            vectors=train_word2vec(dataset.folder, work, settings, run_tasks, on_round),
+            notes=[f"embeddings: Word2Vec of size {size}, trained on {len(dataset.train):,} tokens"],
+        )
+    assert kind is not None, "embeddings are made only where they are asked for"
+    found = read_embeddings(kind, dataset.tokenizer)
+    given = config.model.embedding_size
+    if given is not None and given != found.vectors.shape[1]:
+        raise UserError(f"{kind} has vectors of size {found.vectors.shape[1]}, but model.embedding_size is {given}")
+    return found
 
 
 def random_embeddings(vocab_size: int, size: int, seed: int) -> FloatArray:
@@ -75,19 +111,23 @@ def read_embeddings(address: str, tokenizer: Tokenizer) -> Embeddings:
         data = folder.read_bytes(name)
     except FileNotFoundError as error:
         raise UserError(f"embeddings {address}: no such file") from error
-    kind = name.lower().rpartition(".")[2]
-    if kind == "safetensors":
-        rows = _from_safetensors(data, address)
-    elif kind == "parquet":
-        rows = _from_parquet(data, address)
-    elif kind == "bin":
-        rows = _from_word2vec_binary(data, address)
-    else:
-        rows = _from_text(data, address)
+    rows = _reader_of(data)(data, address)
     if not np.isfinite(rows.vectors).all():
         row = int(np.flatnonzero(~np.isfinite(rows.vectors).all(axis=1))[0])
         raise UserError(f"{_place(rows, row, address)}: the vector holds a number that is infinite or not a number")
     return _assign(rows, tokenizer, address)
+
+
+def _reader_of(data: bytes) -> Callable[[bytes, str], _Rows]:
+    """Choose how to read a file by what is in it, whatever its name says."""
+    if data.startswith(b"PAR1"):
+        return _from_parquet
+    if data[8:9] == b"{":
+        return _from_safetensors
+    header, _, rest = data.partition(b"\n")
+    if _WORD2VEC_HEADER.fullmatch(header) and len(rest.partition(b"\n")[0].split()) != int(header.split()[1]) + 1:
+        return _from_word2vec_binary
+    return _from_text
 
 
 def nearest_tokens(vectors: FloatArray, token_id: int, count: int) -> list[tuple[int, float]]:
@@ -186,9 +226,7 @@ def _from_parquet(data: bytes, address: str) -> _Rows:
 
 
 def _from_word2vec_binary(data: bytes, address: str) -> _Rows:
-    header = data[: _LARGEST_HEADER + 1].partition(b"\n")[0]
-    if re.fullmatch(rb"\d+ \d+\s*", header) is None:
-        raise UserError(f"{address} is not a word2vec binary file: it does not begin with two numbers")
+    header = data.partition(b"\n")[0]
     count, size = map(int, header.split())
     tokens, vectors = [], np.empty((count, size), dtype=np.float32) if count * size * 4 <= len(data) else None
     if vectors is None:
@@ -206,13 +244,15 @@ def _from_word2vec_binary(data: bytes, address: str) -> _Rows:
 
 
 def _from_text(data: bytes, address: str) -> _Rows:
+    if b"\0" in data:
+        raise UserError(f"{address} is neither text nor parquet, safetensors or word2vec's binary form")
     text = data.decode("utf-8-sig", errors="replace")
     lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not lines:
         raise UserError(f"{address} is empty: no embeddings there")
     separator = _separator(lines[min(1, len(lines) - 1)][1])
     header: list[str] = []
-    if re.fullmatch(r"\d+ \d+\s*", lines[0][1]) and len(lines) > 1:
+    if _WORD2VEC_HEADER.fullmatch(lines[0][1].encode()) and len(lines) > 1:
         lines = lines[1:]
     elif not _is_number(_fields(lines[0][1], separator)[-1]):
         header = _fields(lines[0][1], separator)
@@ -237,15 +277,17 @@ def _from_text(data: bytes, address: str) -> _Rows:
 
 
 def _separator(line: str) -> str:
-    return next((separator for separator in ("\t", ";", ",") if line.count(separator) >= 2), " ")
+    return max(("\t", ";", ",", " "), key=line.count)
 
 
 def _fields(line: str, separator: str) -> list[str]:
     """Cut a line into fields; brackets around a vector are no part of it."""
-    line = line.rstrip("\r\n").replace("[", "").replace("]", "") if line.count("[") == 1 else line.rstrip("\r\n")
+    line = line.rstrip("\r\n")
+    if line.count("[") == 1 and line.endswith("]"):
+        line = line.replace("[", "").replace("]", "")
     if separator == " ":
         return line.strip().split(" ")
-    (fields,) = csv.reader([line], delimiter=separator) if '"' in line else [line.split(separator)]
+    fields = next(csv.reader([line.replace("\r", " ")], delimiter=separator)) if '"' in line else line.split(separator)
     return [part if place == 0 else part.strip() for place, part in enumerate(fields)]
 
 

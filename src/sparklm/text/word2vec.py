@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +32,7 @@ from torch import Tensor
 from sparklm.errors import TrainingDivergedError, UserError
 from sparklm.records import read_record
 from sparklm.storage import Folder
+from sparklm.text.embeddings import WORD2VEC_ROUNDS, FloatArray, RunTasks
 from sparklm.text.shards import TOKENIZER, Manifest, open_split, read_manifest
 from sparklm.text.skipgram import Sampling, Tables, Word2VecSettings, train_chunk, trained_tokens
 from sparklm.text.tokenizer import Tokenizer
@@ -46,7 +47,6 @@ _LOWEST_RATE = 1e-4  # of the learning rate, as in the original
 _COUNTED_AT_ONCE = 1 << 22
 _PROGRESS = "progress.json"
 _FORMAT = "sparklm word2vec 1"
-FloatArray = npt.NDArray[np.float32]
 
 
 class _Record(BaseModel):
@@ -82,9 +82,6 @@ class Progress(_Record):
     counts_file: str
     tables_file: str
     next_round: int
-
-
-RunTasks = Callable[[Callable[[str], str], Sequence[str], str], list[str]]  # as Workers.run_tasks in prepare.py
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,7 +301,7 @@ def _read_end_of_text(folder: Folder) -> int:
 
 
 def _rounds_folder(work_folder: Folder) -> Folder:
-    return work_folder.absolute() / "word2vec-rounds"
+    return work_folder.absolute() / WORD2VEC_ROUNDS
 
 
 def _check_finite(tables: Tables, settings: Word2VecSettings) -> None:

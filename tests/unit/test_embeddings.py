@@ -1,0 +1,144 @@
+"""Embeddings from files of every form, for the tokens they are for; and what is near to what."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from safetensors.numpy import save_file
+
+from sparklm.errors import UserError
+from sparklm.storage import Folder
+from sparklm.text.embeddings import find_token, nearest_tokens, random_embeddings, read_embeddings, write_embeddings
+from sparklm.text.tokenizer_kinds import make_tokenizer
+
+TOKENIZER = make_tokenizer("word", [" the the the king king , king the 1999 the"], 300)
+IDS = {word: find_token(TOKENIZER, word) for word in ("the", "king", ",", "1999")}
+VECTORS = {"the": [1.0, 2.0, -3.0], "king": [4.0, 5.5, 6.0], ",": [0.5, 0.5, 0.5]}
+
+
+def text_file(path: Path, separator: str, with_id: bool, with_token: bool, header: str = "", wrap: str = "") -> Path:
+    lines = [header] if header else []
+    for word, vector in VECTORS.items():
+        fields = ([word] if with_token else []) + ([str(IDS[word])] if with_id else [])
+        numbers = separator.join(map(str, vector))
+        lines.append(separator.join([*fields, f"[{numbers}]" if wrap else numbers]))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def check(path: Path) -> list[str]:
+    """Every known token has its vector, and the others the mean of all."""
+    found = read_embeddings(str(path), TOKENIZER)
+    assert found.vectors.shape == (TOKENIZER.vocab_size, 3)
+    assert found.vectors.dtype == np.float32
+    for word, vector in VECTORS.items():
+        assert found.vectors[IDS[word]].tolist() == vector
+    mean = np.mean(list(VECTORS.values()), axis=0)
+    np.testing.assert_allclose(found.vectors[IDS["1999"]], mean, rtol=1e-6)
+    assert any("get the mean of the others" in note and "' 1999'" in note for note in found.notes)
+    return found.notes
+
+
+@pytest.mark.parametrize(
+    ("separator", "with_id", "with_token", "header", "wrap"),
+    [
+        (",", True, True, "", ""),
+        (",", True, True, "token,id,d0,d1,d2", ""),
+        (",", True, True, "Word,Token ID,v1,v2,v3", "["),
+        (",", False, True, "", ""),
+        (",", True, False, "", ""),
+        (";", True, True, "", ""),
+        ("\t", True, True, "", "["),
+        (" ", False, True, "", ""),
+        (" ", False, True, "3 3", ""),
+    ],
+)
+def test_lines_of_many_forms(
+    tmp_path: Path, separator: str, with_id: bool, with_token: bool, header: str, wrap: str
+) -> None:
+    notes = check(text_file(tmp_path / "embeddings.csv", separator, with_id, with_token, header, wrap))
+    named = " and ".join(name for name, there in (("token", with_token), ("id", with_id)) if there)
+    assert notes[0].startswith(f"embeddings: {named} and 3 numbers a line in ")
+
+
+def test_a_quoted_comma_is_a_token(tmp_path: Path) -> None:
+    path = tmp_path / "embeddings.csv"
+    path.write_text('the,1,2,-3\nking,4,5.5,6\n",",0.5,0.5,0.5\n')
+    check(path)
+
+
+@pytest.mark.parametrize("as_list", [True, False])
+def test_parquet(tmp_path: Path, as_list: bool) -> None:
+    numbers = np.array(list(VECTORS.values()))
+    vectors = {"vector": numbers.tolist()} if as_list else {f"d{place}": numbers[:, place] for place in range(3)}
+    table = pyarrow.table({"token": list(VECTORS), **vectors})
+    pyarrow.parquet.write_table(table, tmp_path / "table")
+    check(tmp_path / "table")
+
+
+def test_word2vec_binary(tmp_path: Path) -> None:
+    rows = [word.encode() + b" " + struct.pack("<3f", *vector) + b"\n" for word, vector in VECTORS.items()]
+    (tmp_path / "vectors.bin").write_bytes(b"3 3\n" + b"".join(rows))
+    check(tmp_path / "vectors.bin")
+    (tmp_path / "vectors.bin").write_bytes((b"3 3\n" + b"".join(rows))[:-5])
+    with pytest.raises(UserError, match="is cut off after 2 of 3 vectors"):
+        read_embeddings(str(tmp_path / "vectors.bin"), TOKENIZER)
+    (tmp_path / "vectors.bin").write_bytes(b"999999999 300\nking \0\0")
+    with pytest.raises(UserError, match="is cut off: it says 999999999 vectors"):
+        read_embeddings(str(tmp_path / "vectors.bin"), TOKENIZER)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    vectors = random_embeddings(TOKENIZER.vocab_size, 8, seed=3)
+    write_embeddings(Folder(str(tmp_path)), "mine.safetensors", vectors)
+    assert read_embeddings(str(tmp_path / "mine.safetensors"), TOKENIZER).vectors.tobytes() == vectors.tobytes()
+    assert random_embeddings(TOKENIZER.vocab_size, 8, seed=4).tobytes() != vectors.tobytes()
+    save_file({"a": vectors, "b": vectors}, tmp_path / "two.safetensors")
+    with pytest.raises(UserError, match="no tensor 'embeddings', only a, b"):
+        read_embeddings(str(tmp_path / "two.safetensors"), TOKENIZER)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"the,.1,.2,.3\nking,.4,.5\n", r"line 2: a vector of 2 numbers, but the first one has 3"),
+        (b"the,.1,.2\nking,.4,.5,.6\n", r"line 2: a vector of 3 numbers, but the first one has 2"),
+        (b"the,1.5,2\nking,4,five\n", r"line 2: 'five' is not a number"),
+        (b"the,1.5,2\nking,4,nan\n", r"line 2: the vector holds a number that is infinite"),
+        (b"the,999,0.5,2\nking,4,1,2\n", r"line 1: token id 999 is beyond the vocabulary"),
+        (b"who,1.5,2\nwhat,4,1\n", r"none of its 2 rows is for a token"),
+        (b"", r"is empty"),
+        (b"\x00\x01\x02", r"is neither text nor parquet"),
+        (b"PAR1 but no more", r"cannot be read as parquet"),
+        (b"\x08\0\0\0\0\0\0\0{broken}", r"is not a safetensors file"),
+        (b"0.5,0.25\n0.5,0.25\n", r"none of its 2 rows is for a token"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_its_place(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "embeddings.csv"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read_embeddings(str(path), TOKENIZER)
+
+
+def test_a_missing_file_is_told() -> None:
+    with pytest.raises(UserError, match="no such file"):
+        read_embeddings("/nowhere/embeddings.csv", TOKENIZER)
+
+
+def test_neighbours_are_those_of_the_same_direction() -> None:
+    vectors = np.array([[1, 0], [2, 0.1], [0, 1], [-1, 0]], dtype=np.float32)
+    assert [token for token, _ in nearest_tokens(vectors, 0, 3)] == [1, 2, 3]
+    assert nearest_tokens(vectors, 0, 1)[0][1] == pytest.approx(2 / 4.01**0.5)
+
+
+def test_a_word_that_is_no_token_is_told_with_its_parts() -> None:
+    with pytest.raises(UserError, match="'queen' is not in the vocabulary"):
+        find_token(TOKENIZER, "queen")
+    with pytest.raises(UserError, match="'ab' is not one token of this vocabulary, but 3: ' ', 'a', 'b'"):
+        find_token(make_tokenizer("byte", [], 0), "ab")
