@@ -1,25 +1,30 @@
-"""How fast text becomes tokens, and tokens batches: ratios to the `tokenizers` library, measured in one run.
+"""How fast the data plane is, against its peer, measured in one run.
 
-    python benchmarks/data_plane.py FOLDER [--megabytes 300] [--repeats 3]
+    python benchmarks/data_plane.py FOLDER [--megabytes 300] [--repeats 3] [--memory]
 
 FOLDER holds text files; they are repeated until there are enough. Prints a table: median and spread of the repeats.
-The peer is a plain loop over `tokenizers`, one document after another, on a part of the text, because it is slow; the
-ids are compared on all of it that the peer encodes. Nothing here is asserted but equality.
+The peer is a plain loop over `tokenizers`, one document after another; its rate is taken on a part of the text, because
+it is slow, and the ids are compared on all of it. `--memory` measures instead the peak memory of the driver, the JVM
+and the workers together, for the amount given and for four times as much. Nothing here is asserted but equality.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-from sparklm.config import DataConfig, SparkConfig
+from sparklm.config import CleaningConfig, DataConfig, SparkConfig
 from sparklm.spark.placement import OnSpark
 from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
@@ -50,19 +55,20 @@ def encode_on_one_core(texts: list[str], repeats: int) -> float:
     tokenizer = make_tokenizer("bpe", [text[:100_000] for text in texts], 16_384)
     peer = HuggingFaceTokenizer.from_str(tokenizer.to_json())
     peer.encode_special_tokens = True
-    documents, size = [], 0
-    for text in texts:
-        if size < PEER_BYTES:
-            documents.append(text)
-            size += len(text.encode())
     data = [text.encode() for text in texts]
     total = sum(map(len, data)) / 1e6
-    expected = [np.array(peer.encode(text, add_special_tokens=False).ids) for text in documents]
-    same = all(np.array_equal(tokenizer.encode(text), ids) for text, ids in zip(documents, expected, strict=True))
-    peer_rates = measure(lambda: [peer.encode(text) for text in documents], size / 1e6, repeats)
+    part: list[str] = []
+    while len(part) < len(texts) and sum(map(len, part)) < PEER_BYTES:
+        part.append(texts[len(part)])
+    part_size = sum(len(text.encode()) for text in part) / 1e6
+    peer_rates = measure(lambda: [peer.encode(text, add_special_tokens=False) for text in part], part_size, repeats)
     our_rates = measure(lambda: [tokenizer.encode_utf8(text) for text in data], total, repeats)
+    same = all(
+        np.array_equal(tokenizer.encode(text), peer.encode(text, add_special_tokens=False).ids) for text in texts
+    )
     row("`tokenizers`, one core", peer_rates, "MB/s")
-    row("encode, one core", our_rates, "MB/s", f"{our_rates[0] / peer_rates[0]:.0f}× `tokenizers`, ids equal: {same}")
+    note = f"{our_rates[0] / peer_rates[0]:.0f}× `tokenizers`; ids equal on all {total:.0f} MB: {same}"
+    row("encode, one core", our_rates, "MB/s", note)
     return peer_rates[0]
 
 
@@ -72,7 +78,7 @@ def prepare_on_spark(folder: Path, megabytes: float, repeats: int, peer_rate: fl
     rates = []
     for number in range(repeats + 1):
         began = time.perf_counter()
-        prepare(data, place / str(number), spark.encode_shards)
+        prepare(data, CleaningConfig(), place / str(number), spark)
         if number:  # the first starts Spark's Python workers
             rates.append(megabytes / (time.perf_counter() - began))
         else:
@@ -104,26 +110,77 @@ def read_windows(dataset_folder: Folder, repeats: int) -> None:
     row("read shuffled windows, one core", measure(read_all, tokens, repeats), "M tokens/s")
 
 
+def peak_memory(corpus: Path) -> float:
+    """Prepare a corpus in a process of its own; give the largest sum of its and its children's memory, in MB.
+
+    Memory that processes share is divided among them.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        command = [
+            sys.executable,
+            "-m",
+            "sparklm",
+            "prepare",
+            str(corpus),
+            "--master",
+            "local[2]",
+            "--out",
+            f"{place}/out",
+        ]
+        process = psutil.Popen(command, stdout=subprocess.DEVNULL)
+        peak = 0
+        while process.poll() is None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                family = [process, *process.children(recursive=True)]
+                peak = max(peak, sum(member.memory_full_info().pss for member in family))
+            time.sleep(0.2)
+        assert process.returncode == 0
+        return peak / 1e6
+
+
+def compare_memory(folder: Path, everything: bytes, megabytes: int, repeats: int) -> None:
+    peaks: dict[int, list[float]] = {megabytes: [], 4 * megabytes: []}
+    for size in peaks:
+        write_copies(folder / str(size), everything, size)
+    for _ in range(repeats):
+        for size in peaks:
+            peaks[size].append(peak_memory(folder / str(size)))
+    medians = [statistics.median(values) for values in peaks.values()]
+    for size, values in peaks.items():
+        note = f"{statistics.median(values) / medians[0]:.2f} of the first"
+        row(f"peak memory, {size} MB of text", (statistics.median(values), min(values), max(values)), "MB", note)
+
+
+def write_copies(folder: Path, everything: bytes, megabytes: int) -> float:
+    """Write a text again and again until there is enough; give how many MB that is."""
+    folder.mkdir(parents=True)
+    copies = -(-megabytes * 10**6 // len(everything))
+    for number in range(copies):
+        (folder / f"{number}.txt").write_bytes(everything)
+    return copies * len(everything) / 1e6
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--megabytes", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=3)
-    arguments = parser.parse_args()
-    texts = [path.read_text(errors="replace") for path in sorted(arguments.folder.rglob("*.txt"))]
+    parser.add_argument("--memory", action="store_true")
+    given = parser.parse_args()
+    texts = [path.read_text(errors="replace") for path in sorted(given.folder.rglob("*.txt"))]
+    everything = "".join(texts).encode()
     print("| what | median | spread | |\n|---|---|---|---|")
-    peer_rate = encode_on_one_core(texts, arguments.repeats)
-    spark = OnSpark(SparkConfig(master="local[2]", properties={"spark.ui.enabled": "false"}))
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary, "corpus")
-        folder.mkdir()
-        everything = "".join(texts).encode()
-        copies = -(-arguments.megabytes * 10**6 // len(everything))
-        for number in range(copies):
-            (folder / f"{number}.txt").write_bytes(everything)
-        dataset = prepare_on_spark(folder, copies * len(everything) / 1e6, arguments.repeats, peer_rate, spark)
-        read_windows(dataset, arguments.repeats)
-    spark.stop()
+        if given.memory:
+            compare_memory(Path(temporary), everything, given.megabytes, given.repeats)
+            return
+        peer_rate = encode_on_one_core(texts, given.repeats)
+        spark = OnSpark(SparkConfig(master="local[2]", properties={"spark.ui.enabled": "false"}))
+        corpus = Path(temporary, "corpus")
+        size = write_copies(corpus, everything, given.megabytes)
+        dataset = prepare_on_spark(corpus, size, given.repeats, peer_rate, spark)
+        read_windows(dataset, given.repeats)
+        spark.stop()
 
 
 if __name__ == "__main__":

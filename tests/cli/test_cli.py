@@ -45,7 +45,7 @@ def place(tmp_path: Path) -> Path:
 
 def test_help_names_every_command_and_answers_without_heavy_imports(tmp_path: Path) -> None:
     text = ok("--help", cwd=tmp_path)
-    for command in ("train", "prepare", "generate", "predict", "evaluate", "report", "config"):
+    for command in ("train", "prepare", "embed", "generate", "predict", "evaluate", "report", "config"):
         assert re.search(rf"^\s*{command}\s+\w", text, re.MULTILINE), command
     program = "import sys, sparklm.cli; print({'torch', 'pyspark', 'pydantic', 'tokenizers'} & set(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
@@ -56,7 +56,8 @@ def test_help_names_every_command_and_answers_without_heavy_imports(tmp_path: Pa
     ("command", "options"),
     [
         ("train", ["[CORPUS]", "--config", "--set", "--preset", "--master", "--run", "--resume", "--quiet"]),
-        ("prepare", ["[CORPUS]", "--out", "--master"]),
+        ("prepare", ["[CORPUS]", "--out", "--master", "--format", "--table", "--text-column"]),
+        ("embed", ["DATASET", "--out", "--kind", "--size", "--neighbours", "--master"]),
         ("generate", ["MODEL", "[PROMPT]", "--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed"]),
         ("predict", ["MODEL", "CONTEXT", "--top", "--json"]),
         ("evaluate", ["MODEL", "[CORPUS]", "--json"]),
@@ -101,6 +102,34 @@ def test_prepare_then_train_from_its_dataset(place: Path) -> None:
     again = sparklm("train", "data", "--master", "none", "--run", "run", *TINY_FLAGS, cwd=place)
     assert "this run is complete: there is nothing left to train" in again.stderr
     assert not (place / "run" / "dataset").exists()
+
+
+def test_token_ids_in_embeddings_and_a_model_out(place: Path) -> None:
+    (place / "ids.txt").write_text(" ".join(str(number % 13) for number in range(400)))
+    printed = ok("prepare", "ids.txt", "--out", "data", "--master", "none", cwd=place)
+    assert "ids.txt is taken as token ids; data.format=text reads it as text" in printed
+    flags = ["--set", "word2vec.subsample=0", "--set", "word2vec.window=1", "--master", "none", "--size", "16"]
+    printed = ok("embed", "data", "--out", "e.safetensors", "--neighbours", "5", "--top", "3", *flags, cwd=place)
+    assert 'nearest to "5":' in printed
+    assert "15 vectors of size 16" in printed
+    assert len(ok("embed", "data", "--out", "e.safetensors", "--neighbours", "7", cwd=place).splitlines()) == 11
+    again = sparklm("embed", "data", "--out", "e.safetensors", "--size", "8", cwd=place)
+    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+    assert "e.safetensors is there already; choose another --out" in again.stderr
+    ok(
+        "train",
+        "data",
+        "--set",
+        "data.embeddings=e.safetensors",
+        "--master",
+        "none",
+        "--run",
+        "run",
+        "-q",
+        *TINY_FLAGS,
+        cwd=place,
+    )
+    assert (place / "run" / "embeddings.safetensors").read_bytes() == (place / "e.safetensors").read_bytes()
 
 
 def test_a_killed_run_goes_on_with_resume_alone_and_ends_with_the_same_bytes(place: Path) -> None:

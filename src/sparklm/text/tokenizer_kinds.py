@@ -29,7 +29,8 @@ from sparklm.errors import UserError
 from sparklm.storage import split_address
 from sparklm.text.tokenizer import END_OF_TEXT, UNKNOWN, Tokenizer
 
-_LARGEST_AUTOMATIC_VOCABULARY = 32_768
+_LARGE_VOCABULARY, _LARGEST_VOCABULARY = 16_384, 32_768  # chosen by themselves
+_LARGE_CORPUS = 10**9
 _MUCH_TEXT = 2_000_000
 _LONG_WORD, _LONG_SPACE = re.compile(r"(\S{256})(?=\S)"), re.compile(r"(\s{256})\s+")
 _WORDS = r" ?[\w']+| ?[^\w\s]+|\s+"
@@ -81,12 +82,16 @@ def make_ids_tokenizer(vocab_size: int, names: dict[int, str]) -> Tokenizer:
 
 
 def choose_vocab_size(num_bytes: int) -> int:
-    """Choose a vocabulary for a corpus: a power of two, about one entry per 400 bytes, from 512 to 32 768.
+    """Choose a vocabulary for a corpus: a power of two, about one entry per 400 bytes, from 512 to 16 384.
 
-    >>> choose_vocab_size(460_000), choose_vocab_size(35_000_000)
-    (1024, 32768)
+    From a gigabyte on it is 32 768, which takes seconds more to learn: then these no longer matter.
+
+    >>> choose_vocab_size(460_000), choose_vocab_size(35_000_000), choose_vocab_size(10**9)
+    (1024, 16384, 32768)
     """
-    wanted = max(512, min(_LARGEST_AUTOMATIC_VOCABULARY, num_bytes // 400))
+    if num_bytes >= _LARGE_CORPUS:
+        return _LARGEST_VOCABULARY
+    wanted = max(512, min(_LARGE_VOCABULARY, num_bytes // 400))
     return int(1 << (wanted.bit_length() - 1))
 
 
