@@ -290,3 +290,12 @@ def test_invalid_utf8_in_a_parquet_column_is_repaired_and_other_types_are_refuse
     assert sum(chunk.repaired_sequences for chunk in chunks) == 1
     with pytest.raises(UserError, match=r"the column 'number' is of type int64, not a text"):
         chunks_of(cut_pieces(list_sources(str(tmp_path))), "number")
+
+
+def test_a_json_line_that_is_too_long_is_refused_with_its_place(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("sparklm.text.readers._LONGEST_RECORD", 1 << 20)
+    monkeypatch.setattr("sparklm.text.readers.CHUNK_BYTES", 1000)
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "fine"}\n{"text": "' + "x" * (1 << 20) + '"}\n')
+    with pytest.raises(UserError, match=r"a\.jsonl, byte 17: a line of more than 1 MiB is no document"):
+        chunks_of(cut_pieces(list_sources(str(path)), 5000))

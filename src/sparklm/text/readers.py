@@ -40,7 +40,7 @@ from sparklm.text.corpus import SAMPLE, Piece, sample_topics
 
 CHUNK_BYTES = 4 * 1024 * 1024
 _LONGEST_LINE_SEARCH = 64 * 1024
-_LONGEST_RECORD = 1 << 30  # of a jsonl line: more than this is no document
+_LONGEST_RECORD = 256 * 1024 * 1024  # of a jsonl line: more than this is no document
 _BLOCK_BYTES = CHUNK_BYTES + _LONGEST_LINE_SEARCH  # a piece of the usual size, moved to line ends, is one block
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _REPLACEMENT = "\ufffd".encode()
@@ -160,6 +160,11 @@ def _read_lines(piece: Piece, text_column: str, counts: Counter[str]) -> Iterato
 def _read_jsonl(piece: Piece, text_column: str, counts: Counter[str]) -> Iterator[Chunk]:
     with _open(piece) as file:
         for offset, line in _lines(file, piece, counts, _LONGEST_RECORD):
+            if len(line) >= _LONGEST_RECORD:
+                raise UserError(
+                    f"{piece.address}, byte {offset}: a line of more than {_LONGEST_RECORD >> 20} MiB is no document; "
+                    "cut it, or take the file out of the corpus"
+                )
             if line.strip():
                 text = _text_of_json(line, text_column, f"{piece.address}, byte {offset}")
                 yield make_chunk(f"{piece.name}:{offset}", text.encode(errors="surrogatepass"))
@@ -171,10 +176,13 @@ def _lines(file: BinaryIO, piece: Piece, counts: Counter[str], longest: int) -> 
     if piece.compression == "none" and piece.start > 0:
         offset = piece.start - 1
         file.seek(offset)
-        while part := file.readline(longest):  # to the end of the line in which the piece before ends
+        # To the end of the line in which the piece before ends; if that is beyond this piece, no line starts here.
+        while offset < piece.stop and (part := file.readline(CHUNK_BYTES)):
             offset += len(part)
             if part.endswith(b"\n"):
                 break
+        else:
+            return
     is_inside = False
     while is_inside or piece.compression != "none" or piece.is_last or offset < piece.stop:
         line = file.readline(longest)
