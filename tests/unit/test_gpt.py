@@ -10,13 +10,18 @@ import pytest
 import torch
 
 from sparklm.inference.model_zip import load_model, pack_model
-from sparklm.models.gpt import Gpt, GptShape, KeyValueCache
-from sparklm.models.objectives import next_token_loss
+from sparklm.models.cache import Cache
+from sparklm.models.gpt import Gpt
+from sparklm.models.objectives import batch_loss
+from sparklm.models.shape import ModelShape
 from sparklm.text.tokenizer_kinds import make_tokenizer
 
 
 def make(*, tie: bool = True, kv_heads: int = 4, dropout: float = 0.0) -> Gpt:
-    shape = GptShape(
+    shape = ModelShape(
+        architecture="gpt",
+        positions="rotary",
+        embedding_size=32,
         vocab_size=257,
         context_length=32,
         num_layers=2,
@@ -63,7 +68,7 @@ def test_logits_equal_those_of_qwen3_in_transformers(tmp_path: Path, tie: bool, 
 def test_the_cache_gives_the_scores_of_a_whole_reading(kv_heads: int, chunks: list[int]) -> None:
     model = make(kv_heads=kv_heads)
     tokens = torch.arange(12)[None] * 7
-    cache, parts = KeyValueCache(), []
+    cache, parts = Cache(), []
     with torch.no_grad():
         whole = model(tokens)
         for part in tokens.split(chunks, dim=1):
@@ -86,7 +91,7 @@ def test_no_position_sees_a_later_one() -> None:
 def test_the_loss_is_the_mean_over_every_position() -> None:
     model = make()
     windows = torch.randint(0, 257, (2, 9))
-    batch = next_token_loss(model, windows)
+    batch = batch_loss(model, windows)
     with torch.no_grad():
         log_probabilities = model(windows[:, :-1]).log_softmax(-1)
     expected = -log_probabilities.gather(-1, windows[:, 1:, None]).mean()
@@ -98,7 +103,7 @@ def test_the_loss_is_the_mean_over_every_position() -> None:
 def test_gradients_agree_with_finite_differences() -> None:
     model = make(kv_heads=2).double()
     windows = torch.randint(0, 257, (1, 5))
-    next_token_loss(model, windows).loss.backward()
+    batch_loss(model, windows).loss.backward()
     step = 1e-6
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -106,9 +111,9 @@ def test_gradients_agree_with_finite_differences() -> None:
         with torch.no_grad():
             values = parameter.view(-1)
             values[place] += step
-            above = next_token_loss(model, windows).loss
+            above = batch_loss(model, windows).loss
             values[place] -= 2 * step
-            below = next_token_loss(model, windows).loss
+            below = batch_loss(model, windows).loss
             values[place] += step
         numeric = ((above - below) / (2 * step)).item()
         assert numeric == pytest.approx(parameter.grad.view(-1)[place].item(), rel=1e-4, abs=1e-8), name

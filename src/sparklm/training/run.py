@@ -11,7 +11,9 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+import safetensors.torch
 from pydantic import BaseModel, ConfigDict
+from torch import Tensor
 
 from sparklm.config import Config
 from sparklm.errors import UserError
@@ -25,6 +27,7 @@ from sparklm.training.strategies import Round
 
 RUN_FORMAT = "sparklm run 1"
 CONFIG = "config.json"
+EMBEDDINGS = "embeddings.safetensors"
 # Where work is placed and where copies go may change from one session of a run to the next; nothing else may.
 _PLACEMENT_KEYS = ("spark", "output", "generation")
 
@@ -118,10 +121,11 @@ def make_plan(config: Config, manifest: Manifest) -> WindowPlan:
     replicas = config.distributed.replicas
     return WindowPlan(
         num_windows=num_windows,
-        batch_size=min(training.batch_size, max(1, num_windows // replicas)),
+        batch_size=min(training.batch_size * training.accumulation_steps, max(1, num_windows // replicas)),
         num_replicas=replicas,
         epochs=training.epochs,
         seed=training.seed,
+        max_steps=training.max_steps,
     )
 
 
@@ -174,11 +178,19 @@ def restored_trainer(run: Folder, step: int) -> Trainer:
     use_threads(record.threads)
     dataset = Dataset(record.dataset_folder(run))
     record.check_dataset(dataset.manifest, run)
-    trainer = Trainer(record.config, dataset, make_plan(record.config, dataset.manifest))
+    trainer = Trainer(record.config, dataset, make_plan(record.config, dataset.manifest), read_embeddings(run))
     if step > 0:
         commit = read_commit(run, step)
         trainer.restore(step=step, tensors=load_tensors(run, commit), totals=commit.totals)
     return trainer
+
+
+def read_embeddings(run: Folder) -> Tensor | None:
+    """Read the token embeddings that the run was given, one row per token; None when the model makes its own."""
+    if not run.exists(EMBEDDINGS):
+        return None
+    tensors: dict[str, Tensor] = safetensors.torch.load(run.read_bytes(EMBEDDINGS))
+    return tensors["embeddings"]
 
 
 def latest_step(run: Folder) -> int:
