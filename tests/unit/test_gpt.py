@@ -63,6 +63,48 @@ def test_logits_equal_those_of_qwen3_in_transformers(tmp_path: Path, tie: bool, 
     assert fast.eos_token_id == tokenizer.end_of_text
 
 
+@pytest.mark.parametrize(("tie", "kv_heads"), [(True, 4), (False, 2)])
+def test_a_folder_that_transformers_saved_is_read_with_equal_logits(tmp_path: Path, tie: bool, kv_heads: int) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen3Config(
+        vocab_size=257,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=kv_heads,
+        head_dim=16,
+        max_position_embeddings=32,
+        tie_word_embeddings=tie,
+        initializer_range=0.2,
+    )
+    torch.manual_seed(3)
+    peer = transformers.Qwen3ForCausalLM(config).eval()
+    peer.save_pretrained(tmp_path)
+    tokenizer = make_tokenizer("byte", [], 300)
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_json())
+    trained = load_model(str(tmp_path))
+    tokens = torch.randint(0, 257, (3, 32), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        ours, theirs = trained.model(tokens), peer(tokens).logits
+    assert ours.std() > 0.3
+    assert (ours - theirs).abs().max() < 1e-5 * max(1.0, float(theirs.abs().max()))
+    assert trained.model.shape.num_kv_heads == kv_heads
+
+
+@pytest.mark.parametrize("kind", ["bpe", "word", "char", "byte"])
+def test_the_tokenizer_loads_in_transformers_with_equal_ids(tmp_path: Path, kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    text = "The quick brown fox — naïve text, 日本.\n\n  Twice  spaced."
+    tokenizer = make_tokenizer(kind, [text * 20], 300)
+    model = make()
+    shape = model.shape.model_copy(update={"vocab_size": tokenizer.vocab_size})
+    zipfile.ZipFile(io.BytesIO(pack_model(shape, model.state_dict(), tokenizer))).extractall(tmp_path)
+    fast = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert fast.encode(text, add_special_tokens=False) == tokenizer.encode(text).tolist()
+    assert fast.decode(fast.encode(text)) == tokenizer.decode(tokenizer.encode(text).tolist())
+
+
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("chunks", [[1] * 12, [5, 1, 1, 5], [12]])
 def test_the_cache_gives_the_scores_of_a_whole_reading(kv_heads: int, chunks: list[int]) -> None:

@@ -133,8 +133,11 @@ def _build(shape: ModelShape, weights: dict[str, Tensor], address: str) -> Langu
             f"{address}: config.json does not fit the weights: {shape.num_layers} layers and a context of "
             f"{shape.context_length}, but {len(weights)} tensors"
         )
-    with torch.device("meta"):
-        model = model_of_shape(shape)
+    try:
+        with torch.device("meta"):
+            model = model_of_shape(shape)
+    except RuntimeError as error:
+        raise UserError(f"{address}: config.json does not fit the weights: {error}") from error
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
     found = {name: tensor.shape for name, tensor in weights.items()}
     if expected != found:
