@@ -193,7 +193,7 @@ def _threads(config: Config, placement: Placement) -> int:
 
 def _write_model(run: Folder, config: Config, dataset: Dataset, result: FitResult) -> TrainedModel:
     tensors = load_tensors(run, read_commit(run, result.model_step))
-    shape = ModelShape.from_config(config, dataset.manifest.vocab_size, read_embeddings(run))
+    shape = ModelShape.from_config(config, dataset.manifest.vocab_size, read_embeddings(run, config))
     run.write_bytes(MODEL, pack_model(shape, final_weights(tensors), dataset.tokenizer))
     return load_model(run.address(MODEL))
 

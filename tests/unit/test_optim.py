@@ -219,6 +219,8 @@ def test_embeddings_in_the_run_folder_are_learned_from_and_predicted(corpus_file
     )
     with pytest.raises(ConnectionError):
         run_job(config, tmp_path / "run", DiesAfter(0))
+    with pytest.raises(UserError, match=r"has no embeddings\.safetensors, though data\.embeddings is 'some\.csv'"):
+        run_job(config, tmp_path / "run")
     given = torch.randn(257, 12, generator=torch.Generator().manual_seed(0))
     Folder(str(tmp_path / "run")).write_bytes("embeddings.safetensors", safetensors.torch.save({"embeddings": given}))
     records = run_job(config, tmp_path / "run").records

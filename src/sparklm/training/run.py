@@ -178,17 +178,22 @@ def restored_trainer(run: Folder, step: int) -> Trainer:
     use_threads(record.threads)
     dataset = Dataset(record.dataset_folder(run))
     record.check_dataset(dataset.manifest, run)
-    trainer = Trainer(record.config, dataset, make_plan(record.config, dataset.manifest), read_embeddings(run))
+    trainer = Trainer(
+        record.config, dataset, make_plan(record.config, dataset.manifest), read_embeddings(run, record.config)
+    )
     if step > 0:
         commit = read_commit(run, step)
         trainer.restore(step=step, tensors=load_tensors(run, commit), totals=commit.totals)
     return trainer
 
 
-def read_embeddings(run: Folder) -> Tensor | None:
-    """Read the token embeddings that the run was given, one row per token; None when the model makes its own."""
+def read_embeddings(run: Folder, config: Config) -> Tensor | None:
+    """Read the token embeddings that the run was given, one row per token; None when the model draws its own."""
+    wanted = config.data.embeddings
     if not run.exists(EMBEDDINGS):
-        return None
+        if wanted in (None, "random"):
+            return None
+        raise UserError(f"{run} has no {EMBEDDINGS}, though data.embeddings is {wanted!r}; begin a new run")
     tensors: dict[str, Tensor] = safetensors.torch.load(run.read_bytes(EMBEDDINGS))
     return tensors["embeddings"]
 
