@@ -120,8 +120,9 @@ def _merge(layers: Sequence[_Layer], problems: list[str]) -> tuple[dict[str, obj
     notes: list[str] = []
     for layer in layers:
         skipped = _keys_for_another_place(layer, layers)
-        for rival in [_TWO_WAYS_TO_SAY.get(translate(given, keys) or "") for given in layer.values]:
-            values.pop(rival or "", None)  # what this layer says takes the place of what was said in other words
+        for rival in [_TWO_WAYS_TO_SAY.get(translate(given, keys) or "", "") for given in layer.values]:
+            values.pop(rival, None)  # what this layer says takes the place of what was said in other words
+            provenance.pop(rival, None)
         for given, value in layer.values.items():
             key = translate(given, keys)
             if given in skipped:

@@ -35,6 +35,28 @@ class BatchLoss:
     num_targets: int
 
 
+@dataclass
+class Tally:
+    """The losses and right answers of several batches, summed."""
+
+    loss_sum: float = 0.0
+    correct: int = 0
+    nearest: int = 0
+    targets: int = 0
+
+    def add(self, batch: BatchLoss) -> None:
+        """Count a batch."""
+        self.loss_sum += batch.loss.item() * batch.num_targets
+        self.correct += int(batch.num_correct.item())
+        self.nearest += int(batch.num_nearest.item())
+        self.targets += batch.num_targets
+
+    @property
+    def loss(self) -> float:
+        """The mean loss."""
+        return self.loss_sum / self.targets
+
+
 def batch_loss(model: LanguageModel, windows: Tensor, label_smoothing: float = 0.0) -> BatchLoss:
     """Score a network by its objective; a window's first tokens are the input, those one place later the targets."""
     inputs_BT, targets_BT = windows[:, :-1], windows[:, 1:]

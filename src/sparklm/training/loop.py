@@ -21,7 +21,7 @@ from sparklm.config import Config
 from sparklm.errors import TrainingDivergedError, UserError
 from sparklm.models import build_model
 from sparklm.models.network import LanguageModel
-from sparklm.models.objectives import batch_loss
+from sparklm.models.objectives import Tally, batch_loss
 from sparklm.text.shards import Dataset, TokenStream
 from sparklm.text.windows import WindowPlan, count_windows, derive_seed
 from sparklm.training.metrics import EpochTotals, Evaluation
@@ -95,10 +95,10 @@ class Trainer:
             group["lr"] = rate
         if self.config.model.dropout:
             torch.manual_seed(_torch_seed(self.config.training.seed, _DROPOUT, self.step, replica))
-        loss, correct, nearest, targets = self._accumulate_gradients(self._windows(replica))
+        tally = self._accumulate_gradients(self._windows(replica))
         clip = self.config.training.gradient_clip
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), clip if clip is not None else math.inf)
-        gradient_norm = norm.item()
+        loss, gradient_norm = tally.loss, norm.item()
         if not math.isfinite(loss) or not math.isfinite(gradient_norm):
             raise TrainingDivergedError(
                 f"training diverged at step {self.step}: loss {loss:.4g}, gradient norm {gradient_norm:.4g}, "
@@ -109,9 +109,9 @@ class Trainer:
         self._update_average()
         self.totals = self.totals.with_step(
             loss=loss,
-            correct=correct,
-            nearest=nearest,
-            targets=targets,
+            correct=tally.correct,
+            nearest=tally.nearest,
+            targets=tally.targets,
             tokens=self.plan.batch_size * self.config.data.window_size,
             gradient_norm=gradient_norm,
             learning_rate=rate,
@@ -119,20 +119,15 @@ class Trainer:
         self.step += 1
         return loss
 
-    def _accumulate_gradients(self, windows: Tensor) -> tuple[float, int, int, int]:
-        """Add up the gradients of a step's batches; give its loss, right answers, nearest tokens and targets."""
-        training = self.config.training
-        loss, correct, nearest, targets = 0.0, 0, 0, 0
+    def _accumulate_gradients(self, windows: Tensor) -> Tally:
+        """Add up the gradients of a step's batches."""
+        training, tally = self.config.training, Tally()
         for part in torch.split(windows, training.batch_size):
             with torch.autocast(self.device.type, torch.bfloat16, enabled=training.precision == "bf16"):
                 batch = batch_loss(self.model, part, training.label_smoothing)
-            share = len(part) / len(windows)
-            (batch.loss * share).backward()  # type: ignore[no-untyped-call]
-            loss += batch.loss.item() * share
-            correct += int(batch.num_correct.item())
-            nearest += int(batch.num_nearest.item())
-            targets += batch.num_targets
-        return loss, correct, nearest, targets
+            (batch.loss * (len(part) / len(windows))).backward()  # type: ignore[no-untyped-call]
+            tally.add(batch)
+        return tally
 
     @torch.no_grad()
     def _update_average(self) -> None:
@@ -186,20 +181,16 @@ def evaluate(
         return None
     was_training = model.training
     model.eval()
-    loss_sum, correct, nearest, targets = 0.0, 0, 0, 0
+    tally = Tally()
     for first in range(0, num_windows, batch_size):
         starts = torch.arange(first, min(first + batch_size, num_windows)).numpy() * stride
-        batch = batch_loss(model, torch.from_numpy(stream.windows(starts, window_size)).to(device))
-        loss_sum += batch.loss.item() * batch.num_targets
-        correct += int(batch.num_correct.item())
-        nearest += int(batch.num_nearest.item())
-        targets += batch.num_targets
+        tally.add(batch_loss(model, torch.from_numpy(stream.windows(starts, window_size)).to(device)))
     model.train(was_training)
     return Evaluation(
-        loss=loss_sum / targets,
-        accuracy=correct / targets,
-        nearest_accuracy=nearest / targets,
-        tokens=targets,
+        loss=tally.loss,
+        accuracy=tally.correct / tally.targets,
+        nearest_accuracy=tally.nearest / tally.targets,
+        tokens=tally.targets,
         is_probability=not model.shape.predicts_embedding,
     )
 
