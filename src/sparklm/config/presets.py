@@ -25,7 +25,7 @@ PRESETS: dict[str, dict[str, object]] = {
         "model.width": 384,
         "model.dropout": 0.1,
         "training.batch_size": 32,
-        "training.learning_rate": 1e-3,
+        "training.learning_rate": 3e-3,
     },
     # GPT-2's smallest size (123.6 M parameters), for a GPU.
     "gpt-124m": {
@@ -36,7 +36,7 @@ PRESETS: dict[str, dict[str, object]] = {
         "model.feedforward_size": 2048,
         "training.epochs": 1,
         "training.batch_size": 16,
-        "training.learning_rate": 6e-4,
+        "training.learning_rate": 2e-3,
     },
     # Five earlier systems, with their own numbers where they gave any.
     # An LSTM that predicts the next token's embedding.
@@ -62,7 +62,6 @@ PRESETS: dict[str, dict[str, object]] = {
         "model.width": 128,
         "training.objective": "embedding",
         "training.optimizer": "nesterov",
-        "training.momentum": 0.9,
         "training.learning_rate": 0.1,
         "training.batch_size": 32,
     },

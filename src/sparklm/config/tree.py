@@ -179,9 +179,9 @@ class TrainingConfig(Section):
     batch_size: PositiveInt = Field(4, description="windows per replica that go through the network at once")
     accumulation_steps: PositiveInt = Field(1, description="batches whose gradients make one step")
     optimizer: Literal["sgd", "nesterov", "adam", "adamw", "muon"] = Field(
-        "adamw", description="how gradients become updates: sgd, nesterov, adam, adamw, muon"
+        "muon", description="how gradients become updates: sgd, nesterov, adam, adamw, muon"
     )
-    learning_rate: Annotated[float, Field(gt=0)] = Field(3e-3, description="highest learning rate")
+    learning_rate: Annotated[float, Field(gt=0)] = Field(1e-2, description="highest learning rate")
     schedule: Literal["constant", "cosine", "stable", "step"] = Field(
         "cosine", description="the rate after warm-up: constant, cosine, stable (then falling), step (falling at times)"
     )
@@ -194,7 +194,7 @@ class TrainingConfig(Section):
         0.05, description="what is left of the rate at the end"
     )
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.1, description="pull of matrices towards zero")
-    momentum: Fraction = Field(0.95, description="memory of gradients of nesterov and muon")
+    momentum: Fraction = Field(0.9, description="memory of gradients of nesterov and muon")
     beta1: Fraction = Field(0.9, description="memory of gradients of adam and adamw")
     beta2: Fraction = Field(0.95, description="memory of squared gradients of adam and adamw")
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
