@@ -7,11 +7,11 @@ E embedding size, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from sparklm.models.network import LanguageModel, cosines
 from sparklm.models.shape import Objective
@@ -73,25 +73,59 @@ def batch_loss(model: LanguageModel, windows: Tensor, label_smoothing: float = 0
 def _token_loss(features_NC: Tensor, targets_N: Tensor, weight_VC: Tensor, label_smoothing: float) -> BatchLoss:
     """Cross-entropy of a softmax over the vocabulary.
 
-    With a large vocabulary the scores of a batch would be by far its largest tensor. They are then made chunk by
-    chunk, and again in the backward pass: one more matrix product for memory that does not grow with the batch.
+    With a large vocabulary the scores of a batch would be by far its largest tensor: they are then made chunk by chunk.
     """
     num_targets = targets_N.numel()
     rows = _rows_at_once(num_targets, weight_VC.shape[0])
     if rows >= num_targets:
         loss_sum, num_correct = _cross_entropy_sum(features_NC, targets_N, weight_VC, label_smoothing)
     else:
-        parts = [
-            checkpoint(
-                _cross_entropy_sum, *chunk, weight_VC, label_smoothing, use_reentrant=False, preserve_rng_state=False
-            )
-            for chunk in zip(torch.split(features_NC, rows), torch.split(targets_N, rows), strict=True)
-        ]
-        loss_sum = torch.stack([part_sum for part_sum, _ in parts]).sum()
-        num_correct = torch.stack([part_correct for _, part_correct in parts]).sum()
+        loss_sum, num_correct = _ChunkedCrossEntropy.apply(
+            features_NC, targets_N, weight_VC, label_smoothing, rows, torch.is_grad_enabled()
+        )  # type: ignore[no-untyped-call]
     return BatchLoss(
         loss=loss_sum / num_targets, num_correct=num_correct, num_nearest=num_correct, num_targets=num_targets
     )
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """Takes each chunk's gradients while its scores are there, so that they need not be kept or made again.
+
+    Costs the time of the direct way and memory for one chunk of scores, whatever the size of the batch.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features_NC: Tensor,
+        targets_N: Tensor,
+        weight_VC: Tensor,
+        label_smoothing: float,
+        rows: int,
+        with_gradients: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Sum the loss and the right answers over all chunks, and their gradients if they will be asked for."""
+        feature_gradients, weight_gradient = [], torch.zeros_like(weight_VC)
+        loss_sum, num_correct = features_NC.new_zeros(()), targets_N.new_zeros(())
+        for features, targets in zip(torch.split(features_NC, rows), torch.split(targets_N, rows), strict=True):
+            with torch.set_grad_enabled(with_gradients):
+                inputs = features.detach().requires_grad_(), weight_VC.detach().requires_grad_()
+                chunk_sum, chunk_correct = _cross_entropy_sum(inputs[0], targets, inputs[1], label_smoothing)
+            if with_gradients:
+                feature_gradient, chunk_weight_gradient = torch.autograd.grad(chunk_sum, inputs)
+                feature_gradients.append(feature_gradient)
+                weight_gradient += chunk_weight_gradient
+            loss_sum += chunk_sum.detach()
+            num_correct += chunk_correct
+        if with_gradients:
+            ctx.save_for_backward(torch.cat(feature_gradients), weight_gradient)
+        return loss_sum, num_correct
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        """Scale the gradients by that of the sum."""
+        feature_gradients_NC, weight_gradient_VC = ctx.saved_tensors
+        return outer[0] * feature_gradients_NC, None, outer[0] * weight_gradient_VC, None, None, None
 
 
 def _cross_entropy_sum(
