@@ -16,7 +16,7 @@ _AS_THEN: dict[str, object] = {
     "training.gradient_clip": None,
 }
 PRESETS: dict[str, dict[str, object]] = {
-    # The tree's own defaults: about 1 M parameters, trained on the sample within two minutes on two cores.
+    # The tree's own defaults: about 1 M parameters, trained on the sample in about a minute on two cores.
     "gpt-tiny": {},
     # About 11 M parameters: an hour on a laptop, minutes on a GPU.
     "gpt-small": {

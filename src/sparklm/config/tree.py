@@ -174,7 +174,7 @@ class TrainingConfig(Section):
     )
     embedding_loss: Literal["mse", "cosine"] = Field("mse", description="how far a predicted embedding is off")
     label_smoothing: Fraction = Field(0.0, description="part of the probability that wrong tokens should get")
-    epochs: PositiveInt = Field(6, description="times every window is seen")
+    epochs: PositiveInt = Field(3, description="times every window is seen")
     max_steps: PositiveInt | None = Field(None, description="steps after which training ends in any case")
     batch_size: PositiveInt = Field(4, description="windows per replica that go through the network at once")
     accumulation_steps: PositiveInt = Field(1, description="batches whose gradients make one step")
