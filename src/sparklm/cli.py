@@ -52,7 +52,9 @@ Assignments = Annotated[
 ]
 Preset = Annotated[
     str | None,
-    typer.Option("--preset", metavar="NAME", help="Starting point: gpt-tiny (default), gpt-small, gpt-124m."),
+    typer.Option(
+        "--preset", metavar="NAME", help="Starting point: gpt-tiny (default), gpt-small, gpt-124m, s0-lstm, s1-dense, …"
+    ),
 ]
 Master = Annotated[
     str | None,
@@ -138,7 +140,8 @@ def train(
     seconds = sum(entry.TimeStamp for entry in result.records) / 1000
     print(f"\n{result.sample}\n")
     if record.ValidationLoss is not None:
-        print(f"validation loss {record.ValidationLoss:.4f}, perplexity {record.Perplexity:.2f}")
+        perplexity = "" if record.Perplexity is None else f", perplexity {record.Perplexity:.2f}"
+        print(f"validation loss {record.ValidationLoss:.4f}{perplexity}")
     print(f"training loss {record.TrainingLoss:.4f}, {job.count(len(result.records), 'epoch')} in {seconds:.1f} s")
     print("\n".join(f"  {file}" for file in result.files))
     opening = " ".join(result.sample.split()[:3])
@@ -301,11 +304,8 @@ def evaluate(
         print(json.dumps(result))
         return
     for name, value in result.items():
-        print(
-            f"{name.replace('_', ' '):<14} {value:,}"
-            if isinstance(value, int)
-            else f"{name.replace('_', ' '):<14} {value:.4f}"
-        )
+        shown = "undefined" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+        print(f"{name.replace('_', ' '):<14} {shown}")
 
 
 @app.command()
@@ -419,9 +419,9 @@ def _new_run_name() -> str:
 def _check_placement(config: Config) -> None:
     """Find out at once, before anything is imported or started, that the work cannot run where it is to run."""
     if config.spark.master == "none":
-        from sparklm.training.loop import choose_device
+        from sparklm.training.loop import check_precision, choose_device
 
-        choose_device(config.training.device)
+        check_precision(config.training.precision, choose_device(config.training.device))
     else:
         from sparklm.spark.session import check_java, check_master
 

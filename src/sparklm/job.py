@@ -18,7 +18,7 @@ from sparklm.config import Config
 from sparklm.errors import UserError
 from sparklm.inference.generate import Sampling, generate_text
 from sparklm.inference.model_zip import TrainedModel, load_model, pack_model
-from sparklm.models.gpt import GptShape
+from sparklm.models.shape import ModelShape
 from sparklm.storage import Folder, split_address
 from sparklm.text.embeddings import EMBEDDINGS, WORD2VEC_ROUNDS, make_embeddings, write_embeddings
 from sparklm.text.prepare import check_corpus, corpus_address, is_unchanged, prepare
@@ -26,10 +26,19 @@ from sparklm.text.shards import Dataset, Manifest, is_dataset, read_manifest
 from sparklm.text.windows import DocumentWindows
 from sparklm.training.checkpoint import load_tensors, read_commit
 from sparklm.training.fit import FitResult, Watcher, fit
-from sparklm.training.loop import tensors_below
+from sparklm.training.loop import final_weights
 from sparklm.training.metrics import METRICS, EpochRecord
 from sparklm.training.placement import Placement
-from sparklm.training.run import CONFIG, ProgressFile, RunRecord, check_same_run, create_run, latest_step, make_plan
+from sparklm.training.run import (
+    CONFIG,
+    ProgressFile,
+    RunRecord,
+    check_same_run,
+    create_run,
+    latest_step,
+    make_plan,
+    read_embeddings,
+)
 
 MODEL, SAMPLE_TEXT, STATS_JSON, STATS_TEXT = "model.zip", "sample.txt", "stats.json", "stats.txt"
 
@@ -229,8 +238,8 @@ def _threads(config: Config, placement: Placement) -> int:
 
 def _write_model(run: Folder, config: Config, dataset: Dataset, result: FitResult) -> TrainedModel:
     tensors = load_tensors(run, read_commit(run, result.model_step))
-    shape = GptShape.from_config(config, dataset.manifest.vocab_size)
-    run.write_bytes(MODEL, pack_model(shape, tensors_below(tensors, "model/"), dataset.tokenizer))
+    shape = ModelShape.from_config(config, dataset.manifest.vocab_size, read_embeddings(run, config))
+    run.write_bytes(MODEL, pack_model(shape, final_weights(tensors), dataset.tokenizer))
     return load_model(run.address(MODEL))
 
 

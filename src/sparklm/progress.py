@@ -93,8 +93,9 @@ class ConsoleWatcher:
         """Print an epoch's line."""
         validation = ""
         if record.ValidationLoss is not None:
+            perplexity = "" if record.Perplexity is None else f", perplexity {record.Perplexity:.1f}"
             validation = (
-                f", validation loss {record.ValidationLoss:.3f}, perplexity {record.Perplexity:.1f}, "
+                f", validation loss {record.ValidationLoss:.3f}{perplexity}, "
                 f"accuracy {100 * (record.ValidationAccuracy or 0):.1f} %"
             )
         self.note(

@@ -12,7 +12,7 @@ from sparklm.config.presets import PRESETS
 from sparklm.config.resolve import describe, known_keys, resolve
 from sparklm.config.seeds import ALIASES, CLUSTER_ALIASES, translate
 from sparklm.errors import UserError
-from sparklm.models.gpt import GptShape
+from sparklm.models.shape import ModelShape
 
 FILES = {
     "a.conf": 'training { epochs = 7 # as HOCON\n learning_rate = 1e-4 }\ndata.corpus = "x.txt"\n',
@@ -91,6 +91,10 @@ def test_all_problems_are_told_at_once_with_value_source_allowed_and_nearest_key
         ("model.num_kv_heads=3", "num_kv_heads 3 must divide num_heads 4"),
         ("model.head_size=3", "must be even"),
         ("model.context_length=4", "is longer than model.context_length 4"),
+        ("model.embedding_size=64", "embedding_size 64 must be width 128 with gpt"),
+        ("model.positions=learned", "positions learned do not go with gpt"),
+        ("training.objective=embedding", "does not go with gpt; use lstm, dense, attention or rnn"),
+        ("model.architecture=transformer", "should be 'gpt', 'lstm', 'dense', 'attention' or 'rnn'"),
         ("training.epochs=0", "greater than or equal to 1"),
         ("distributed.replicas=2", "only one replica can be trained for now"),
         ("data.validation_fraction=1", "less than 1"),
@@ -105,6 +109,25 @@ def test_all_problems_are_told_at_once_with_value_source_allowed_and_nearest_key
 def test_what_does_not_fit_is_refused(assignment: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         resolve(assignments=[assignment])
+
+
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        (
+            ["model.architecture=lstm", "training.objective=embedding"],
+            "set data.embeddings to random, word2vec or a file",
+        ),
+        (["model.architecture=lstm", "model.positions=rotary"], "positions rotary need attention, which lstm does not"),
+        (["model.architecture=dense", "training.objective=next_token"], "dense has last_token"),
+        (["model.architecture=attention", "model.num_heads=5"], "num_heads 5 must divide width 128"),
+        (["model.architecture=rnn", "model.tie_embeddings=true", "model.embedding_size=8"], "8 must be width 128"),
+        (["model.architecture=rnn", "model.context_length=4"], "128 is longer than model.context_length 4"),
+    ],
+)
+def test_what_an_architecture_cannot_do_is_refused(assignments: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        resolve(assignments=assignments)
 
 
 def test_stride_and_overlap_are_two_ways_to_say_one_thing() -> None:
@@ -173,8 +196,10 @@ def test_a_missing_file_and_a_missing_preset_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_a_valid_config(name: str) -> None:
     config = resolve(preset=name).config
-    assert config.model.architecture == "gpt"
-    assert GptShape.from_config(config, 512).num_heads * config.model.resolved_head_size == config.model.width
+    family = name.partition("-")[0] if name.startswith("gpt") else name.partition("-")[2]
+    assert config.model.architecture == family
+    shape = ModelShape.from_config(config, 512)
+    assert shape.num_heads * shape.head_size == shape.width == config.model.width
 
 
 @pytest.mark.parametrize(("width", "heads"), [(64, 4), (128, 4), (192, 4), (256, 4), (384, 6), (768, 12), (1026, 19)])
@@ -259,11 +284,12 @@ def test_the_lstm_systems_file_is_understood_as_it_is(tmp_path: Path) -> None:
     assert config.output.metrics == "src/main/resources/training_metrics.csv"
     assert (config.distributed.averaging_frequency, config.distributed.prefetch_batches) == (5, 2)
     assert config.metrics.similarity_threshold == 0.05
+    assert (config.model.architecture, config.objective, config.data.embeddings) == ("lstm", "embedding", "random")
     about = "\n".join(resolution.notes)
+    assert "has model.lstmLayerSize, so it starts from the preset s0-lstm" in about
     assert "spark.local.dir = 'hdfs://localhost:9000/spark/tmp' is not used" in about
     assert "spark.jars" in about
-    assert "metrics.similarity_threshold is not used" in about
-    assert "model.lstmLayerSize is taken as the width of the gpt decoder" in about
+    assert "metrics.similarity_threshold" not in about
 
 
 def test_the_dense_systems_paths_are_honoured(tmp_path: Path) -> None:
@@ -273,6 +299,7 @@ def test_the_dense_systems_paths_are_honoured(tmp_path: Path) -> None:
     assert config.output.model == "src/main/resources/output/decoder_model.zip"
     assert config.output.statistics == "src/main/resources/output/training_stats.csv"
     assert config.spark.master == "local[*]"
+    assert (config.model.architecture, config.training.optimizer) == ("dense", "nesterov")
 
 
 def test_of_two_addresses_the_one_that_fits_the_master_is_used(tmp_path: Path) -> None:
@@ -284,6 +311,7 @@ def test_of_two_addresses_the_one_that_fits_the_master_is_used(tmp_path: Path) -
     assert here.config.output.text == "/local/path/to/output"
     assert any("s3InputPath" in note and "inputFilePath is" in note for note in here.notes)
     assert on_cluster.config.data.window_stride == 8
+    assert (here.config.model.architecture, here.config.data.embeddings) == ("attention", "word2vec")
     assert on_cluster.config.spark.properties["spark.driver.memory"] == "4g"
 
 
@@ -291,8 +319,25 @@ def test_the_recurrent_systems_block_is_understood(tmp_path: Path) -> None:
     config = resolve(config_file=write(tmp_path, "application.conf", S4)).config
     assert (config.model.width, config.model.embedding_size, config.data.vocab_size) == (256, 128, 50_257)
     assert (config.training.learning_rate, config.training.batch_size, config.training.epochs) == (0.001, 2, 200)
-    assert config.data.window_size == 4
+    assert (config.model.architecture, config.objective, config.data.window_size) == ("rnn", "next_token", 4)
     assert (config.distributed.averaging_frequency, config.distributed.prefetch_batches) == (3, 1)
+
+
+def test_a_preset_that_is_asked_for_wins_over_the_one_that_a_file_looks_like(tmp_path: Path) -> None:
+    resolution = resolve(preset="gpt-tiny", config_file=write(tmp_path, "application.conf", S0))
+    assert (resolution.config.model.architecture, resolution.config.model.width) == ("gpt", 64)
+    assert "metrics.similarity_threshold is not used" in "\n".join(resolution.notes)
+
+
+def test_stride_takes_the_place_of_an_overlap_that_a_preset_gives() -> None:
+    data = resolve(preset="s2-attention", assignments=["data.stride=3"]).config.data
+    assert (data.overlap, data.window_stride) == (None, 3)
+
+
+def test_what_an_architecture_does_not_have_is_named() -> None:
+    notes = resolve(assignments=["model.architecture=lstm", "model.num_heads=3", "model.feedforward_size=9"]).notes
+    assert "model.num_heads is not used: lstm has no attention" in notes
+    assert "model.feedforward_size is not used: lstm has none" in notes
 
 
 def test_every_alias_leads_to_a_key_that_exists() -> None:

@@ -10,13 +10,18 @@ import pytest
 import torch
 
 from sparklm.inference.model_zip import load_model, pack_model
-from sparklm.models.gpt import Gpt, GptShape, KeyValueCache
-from sparklm.models.objectives import next_token_loss
+from sparklm.models.cache import Cache
+from sparklm.models.gpt import Gpt
+from sparklm.models.objectives import batch_loss
+from sparklm.models.shape import ModelShape
 from sparklm.text.tokenizer_kinds import make_tokenizer
 
 
 def make(*, tie: bool = True, kv_heads: int = 4, dropout: float = 0.0) -> Gpt:
-    shape = GptShape(
+    shape = ModelShape(
+        architecture="gpt",
+        positions="rotary",
+        embedding_size=32,
         vocab_size=257,
         context_length=32,
         num_layers=2,
@@ -58,12 +63,54 @@ def test_logits_equal_those_of_qwen3_in_transformers(tmp_path: Path, tie: bool, 
     assert fast.eos_token_id == tokenizer.end_of_text
 
 
+@pytest.mark.parametrize(("tie", "kv_heads"), [(True, 4), (False, 2)])
+def test_a_folder_that_transformers_saved_is_read_with_equal_logits(tmp_path: Path, tie: bool, kv_heads: int) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen3Config(
+        vocab_size=257,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=kv_heads,
+        head_dim=16,
+        max_position_embeddings=32,
+        tie_word_embeddings=tie,
+        initializer_range=0.2,
+    )
+    torch.manual_seed(3)
+    peer = transformers.Qwen3ForCausalLM(config).eval()
+    peer.save_pretrained(tmp_path)
+    tokenizer = make_tokenizer("byte", [], 300)
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_json())
+    trained = load_model(str(tmp_path))
+    tokens = torch.randint(0, 257, (3, 32), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        ours, theirs = trained.model(tokens), peer(tokens).logits
+    assert ours.std() > 0.3
+    assert (ours - theirs).abs().max() < 1e-5 * max(1.0, float(theirs.abs().max()))
+    assert trained.model.shape.num_kv_heads == kv_heads
+
+
+@pytest.mark.parametrize("kind", ["bpe", "word", "char", "byte"])
+def test_the_tokenizer_loads_in_transformers_with_equal_ids(tmp_path: Path, kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    text = "The quick brown fox — naïve text, 日本.\n\n  Twice  spaced."
+    tokenizer = make_tokenizer(kind, [text * 20], 300)
+    model = make()
+    shape = model.shape.model_copy(update={"vocab_size": tokenizer.vocab_size})
+    zipfile.ZipFile(io.BytesIO(pack_model(shape, model.state_dict(), tokenizer))).extractall(tmp_path)
+    fast = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert fast.encode(text, add_special_tokens=False) == tokenizer.encode(text).tolist()
+    assert fast.decode(fast.encode(text)) == tokenizer.decode(tokenizer.encode(text).tolist())
+
+
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("chunks", [[1] * 12, [5, 1, 1, 5], [12]])
 def test_the_cache_gives_the_scores_of_a_whole_reading(kv_heads: int, chunks: list[int]) -> None:
     model = make(kv_heads=kv_heads)
     tokens = torch.arange(12)[None] * 7
-    cache, parts = KeyValueCache(), []
+    cache, parts = Cache(), []
     with torch.no_grad():
         whole = model(tokens)
         for part in tokens.split(chunks, dim=1):
@@ -86,7 +133,7 @@ def test_no_position_sees_a_later_one() -> None:
 def test_the_loss_is_the_mean_over_every_position() -> None:
     model = make()
     windows = torch.randint(0, 257, (2, 9))
-    batch = next_token_loss(model, windows)
+    batch = batch_loss(model, windows)
     with torch.no_grad():
         log_probabilities = model(windows[:, :-1]).log_softmax(-1)
     expected = -log_probabilities.gather(-1, windows[:, 1:, None]).mean()
@@ -98,7 +145,7 @@ def test_the_loss_is_the_mean_over_every_position() -> None:
 def test_gradients_agree_with_finite_differences() -> None:
     model = make(kv_heads=2).double()
     windows = torch.randint(0, 257, (1, 5))
-    next_token_loss(model, windows).loss.backward()
+    batch_loss(model, windows).loss.backward()
     step = 1e-6
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -106,9 +153,9 @@ def test_gradients_agree_with_finite_differences() -> None:
         with torch.no_grad():
             values = parameter.view(-1)
             values[place] += step
-            above = next_token_loss(model, windows).loss
+            above = batch_loss(model, windows).loss
             values[place] -= 2 * step
-            below = next_token_loss(model, windows).loss
+            below = batch_loss(model, windows).loss
             values[place] += step
         numeric = ((above - below) / (2 * step)).item()
         assert numeric == pytest.approx(parameter.grad.view(-1)[place].item(), rel=1e-4, abs=1e-8), name

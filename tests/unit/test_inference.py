@@ -153,7 +153,7 @@ def test_generation_goes_on_beyond_the_context(trained: TrainedModel) -> None:
     assert "9 tokens longer" in note
     never_ends = copy.deepcopy(trained.model)
     with torch.no_grad():  # the end of the text scores as the opposite of what follows "x"
-        hidden = never_ends.model(torch.tensor([prompt]), None)[0].mean(0)
+        hidden = never_ends.features(torch.tensor([prompt]))[0].mean(0)
         never_ends.model.embed_tokens.weight[trained.tokenizer.end_of_text] = -1e3 * hidden
     endless = TrainedModel(model=never_ends, tokenizer=trained.tokenizer)
     tokens = list(generate_tokens(endless, prompt, 3 * context_length, Sampling(temperature=0)))

@@ -203,7 +203,15 @@ def test_metrics_have_the_21_columns_first_and_nothing_made_up_without_spark(fin
     with open(finished_run / "metrics.csv", newline="") as file:
         rows = list(csv.reader(file))
     assert rows[0][:21] == THE_21_COLUMNS
-    assert rows[0][21:] == ["ValidationLoss", "Perplexity", "Tokens", "TokensPerSecond", "PythonRssMB"]
+    assert rows[0][21:] == [
+        "ValidationLoss",
+        "Perplexity",
+        "Tokens",
+        "TokensPerSecond",
+        "PythonRssMB",
+        "TrainingTop1Accuracy",
+        "ValidationTop1Accuracy",
+    ]
     assert len(rows) == 3
     for row in rows[1:]:
         values = dict(zip(rows[0], row, strict=True))
@@ -211,6 +219,8 @@ def test_metrics_have_the_21_columns_first_and_nothing_made_up_without_spark(fin
             assert values[column] == "", column
         assert float(values["Perplexity"]) == pytest.approx(math.exp(float(values["ValidationLoss"])))
         assert 0 < float(values["processCpuLoad"]) <= 100
+        assert values["TrainingTop1Accuracy"] == values["TrainingAccuracy"]
+        assert values["ValidationTop1Accuracy"] == values["ValidationAccuracy"]
 
 
 def test_gradient_figures_and_losses_are_those_of_the_steps(corpus_file: Path, tmp_path: Path) -> None:

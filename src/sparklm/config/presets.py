@@ -5,8 +5,18 @@ from __future__ import annotations
 from sparklm.errors import UserError
 
 DEFAULT_PRESET = "gpt-tiny"
+# How the earlier systems learned: one rate from beginning to end, and nothing that came later.
+_AS_THEN: dict[str, object] = {
+    "model.num_layers": 1,
+    "training.optimizer": "adam",
+    "training.beta2": 0.999,
+    "training.schedule": "constant",
+    "training.warmup_fraction": 0.0,
+    "training.weight_decay": 0.0,
+    "training.gradient_clip": None,
+}
 PRESETS: dict[str, dict[str, object]] = {
-    # The tree's own defaults: about 1 M parameters, trained on the sample within two minutes on two cores.
+    # The tree's own defaults: about 1 M parameters, trained on the sample in about a minute on two cores.
     "gpt-tiny": {},
     # About 11 M parameters: an hour on a laptop, minutes on a GPU.
     "gpt-small": {
@@ -15,7 +25,7 @@ PRESETS: dict[str, dict[str, object]] = {
         "model.width": 384,
         "model.dropout": 0.1,
         "training.batch_size": 32,
-        "training.learning_rate": 1e-3,
+        "training.learning_rate": 3e-3,
     },
     # GPT-2's smallest size (123.6 M parameters), for a GPU.
     "gpt-124m": {
@@ -26,7 +36,72 @@ PRESETS: dict[str, dict[str, object]] = {
         "model.feedforward_size": 2048,
         "training.epochs": 1,
         "training.batch_size": 16,
-        "training.learning_rate": 6e-4,
+        "training.learning_rate": 2e-3,
+    },
+    # Five earlier systems, with their own numbers where they gave any.
+    # An LSTM that predicts the next token's embedding.
+    "s0-lstm": {
+        **_AS_THEN,
+        "data.window_size": 64,
+        "data.stride": 32,
+        "data.embeddings": "random",
+        "model.architecture": "lstm",
+        "model.width": 64,
+        "training.objective": "embedding",
+        "training.learning_rate": 1e-3,
+        "training.batch_size": 32,
+        "training.epochs": 10,
+    },
+    # A dense network that predicts the embedding of the token after a window.
+    "s1-dense": {
+        **_AS_THEN,
+        "data.window_size": 16,
+        "data.stride": 1,
+        "data.embeddings": "random",
+        "model.architecture": "dense",
+        "model.width": 128,
+        "training.objective": "embedding",
+        "training.optimizer": "nesterov",
+        "training.learning_rate": 0.1,
+        "training.batch_size": 32,
+    },
+    # Attention over Word2Vec embeddings that predicts the token after a window.
+    "s2-attention": {
+        **_AS_THEN,
+        "data.window_size": 15,
+        "data.overlap": 7,
+        "data.embeddings": "word2vec",
+        "model.architecture": "attention",
+        "training.objective": "last_token",
+        "training.learning_rate": 1e-3,
+        "training.batch_size": 32,
+        "training.epochs": 10,
+    },
+    # Attention over words, for a book; it ends with a sentence that goes on from four words.
+    "s3-attention": {
+        **_AS_THEN,
+        "data.tokenizer": "word",
+        "data.window_size": 8,
+        "data.stride": 1,
+        "model.architecture": "attention",
+        "training.objective": "last_token",
+        "training.learning_rate": 1e-3,
+        "training.batch_size": 32,
+        "training.epochs": 10,
+        "generation.prompt": "The man starts with",
+        "generation.max_new_tokens": 20,
+    },
+    # A recurrent network with a softmax at every step, to learn a few sentences by heart.
+    "s4-rnn": {
+        **_AS_THEN,
+        "data.window_size": 4,
+        "data.stride": 1,
+        "data.validation_fraction": 0.0,
+        "model.architecture": "rnn",
+        "model.width": 256,
+        "training.learning_rate": 1e-3,
+        "training.batch_size": 2,
+        "training.epochs": 200,
     },
 }
 

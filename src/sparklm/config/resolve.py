@@ -15,12 +15,13 @@ from pydantic import BaseModel, ValidationError
 
 from sparklm.config.files import read_config_file
 from sparklm.config.presets import DEFAULT_PRESET, preset_values
-from sparklm.config.seeds import ALIASES, CLUSTER_ALIASES, translate
+from sparklm.config.seeds import ALIASES, CLUSTER_ALIASES, SYSTEM_PRESETS, translate
 from sparklm.config.tree import Config
 from sparklm.errors import UserError
 from sparklm.storage import split_url
 
 _PROPERTIES = "spark.properties."
+_TWO_WAYS_TO_SAY = {"data.stride": "data.overlap", "data.overlap": "data.stride"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,18 +51,21 @@ def resolve(
 
     `base`, a name and a config, takes the place of the defaults: that is how a run goes on with its own settings.
     """
-    name = preset or DEFAULT_PRESET
+    file_values = read_config_file(config_file) if config_file is not None else {}
+    system_key = None if preset or base else next((key for key in SYSTEM_PRESETS if key in file_values), None)
+    name = preset or SYSTEM_PRESETS.get(system_key or "", DEFAULT_PRESET)
     layers = [_Layer(source=base[0], values=_as_values(base[1]))] if base is not None else []
     if preset is not None or base is None:
         layers.append(_Layer(source=f"preset {name}", values=preset_values(name)))
     problems: list[str] = []
-    if config_file is not None:
-        layers.append(_Layer(source=config_file, values=read_config_file(config_file)))
+    layers.append(_Layer(source=str(config_file), values=file_values))
     layers.append(_Layer(source="--set", values=_parse_assignments(assignments, problems)))
     given = {key: value for key, value in (flags or {}).items() if value is not None}
     layers.append(_Layer(source="command line", values=given))
 
     values, provenance, notes = _merge(layers, problems)
+    if system_key is not None:
+        notes.append(f"{config_file} has {system_key}, so it starts from the preset {name}; --preset chooses another")
     notes += _drop_impossible_properties(values, provenance)
     config = _validate(values, provenance, problems)
     chosen = {key: source for key, source in provenance.items() if base is None or source != base[0]}
@@ -90,19 +94,22 @@ def describe(resolution: Resolution) -> list[tuple[str, object, str, str]]:
 
 def unused_settings(config: Config, provenance: Mapping[str, str]) -> list[str]:
     """Name what was set on purpose but has no effect on this job, so that nobody is misled."""
+    architecture, objective = config.model.architecture, config.objective
     reasons = {
-        "data.embeddings": "gpt learns its embeddings itself",
-        "metrics.similarity_threshold": "accuracy here is exact, the likeliest token against the true one",
         "distributed.averaging_frequency": "one replica has nothing to average",
     }
     if config.data.tokenizer not in ("bpe", "word"):
         reasons["data.vocab_size"] = f"the tokenizer {config.data.tokenizer} has as many ids as it needs"
-    if config.model.embedding_size not in (None, config.model.width):
-        reasons["model.embedding_size"] = f"gpt embeds tokens at its width, {config.model.width}"
-    notes = [f"{key} is not used: {reason}" for key, reason in reasons.items() if key in provenance]
-    if provenance.get("model.width", "").endswith("lstmLayerSize"):
-        notes.append(f"model.lstmLayerSize is taken as the width of the {config.model.architecture} decoder")
-    return notes
+    if objective == "embedding":
+        reasons["training.label_smoothing"] = "there are no probabilities to smooth"
+    else:
+        reasons["metrics.similarity_threshold"] = "accuracy here is exact, the likeliest token against the true one"
+        reasons["training.embedding_loss"] = f"the objective {objective} predicts tokens"
+    if architecture != "gpt":
+        reasons |= dict.fromkeys(("model.num_kv_heads", "model.feedforward_size"), f"{architecture} has none")
+    if architecture not in ("gpt", "attention"):
+        reasons |= dict.fromkeys(("model.num_heads", "model.head_size"), f"{architecture} has no attention")
+    return [f"{key} is not used: {reason}" for key, reason in reasons.items() if key in provenance]
 
 
 def _merge(layers: Sequence[_Layer], problems: list[str]) -> tuple[dict[str, object], dict[str, str], list[str]]:
@@ -112,6 +119,9 @@ def _merge(layers: Sequence[_Layer], problems: list[str]) -> tuple[dict[str, obj
     notes: list[str] = []
     for layer in layers:
         skipped = _keys_for_another_place(layer, layers)
+        for rival in [_TWO_WAYS_TO_SAY.get(translate(given, keys) or "", "") for given in layer.values]:
+            values.pop(rival, None)  # what this layer says takes the place of what was said in other words
+            provenance.pop(rival, None)
         for given, value in layer.values.items():
             key = translate(given, keys)
             if given in skipped:

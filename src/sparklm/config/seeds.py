@@ -55,6 +55,14 @@ CLUSTER_ALIASES: dict[str, str] = {
     "s3ModelPath": "output.model",
 }
 
+# Keys by which one of the earlier systems' config files is known, and the preset that is that system.
+SYSTEM_PRESETS: dict[str, str] = {
+    "model.lstmLayerSize": "s0-lstm",
+    "embeddingCsvPath": "s1-dense",
+    "inputFilePath": "s2-attention",
+    "model.hiddenSize": "s4-rnn",
+}
+
 _SPARK_OWN_KEYS = {"spark.jars", "spark.files", "spark.archives", "spark.pyFiles"}
 
 

@@ -16,7 +16,8 @@ PositiveInt = Annotated[int, Field(ge=1, le=2**40)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 NonEmptyText = Annotated[str, Field(min_length=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-
+Positions = Literal["sinusoidal", "learned", "rotary", "none"]
+ObjectiveKind = Literal["next_token", "last_token", "embedding"]
 
 TOKENIZER_KINDS = ("bpe", "word", "char", "byte", "gpt2")
 TOKENIZER_FILES = (".json", ".tiktoken")
@@ -125,29 +126,67 @@ class CleaningConfig(Section):
 class ModelConfig(Section):
     """The network."""
 
-    architecture: Literal["gpt"] = Field("gpt", description="kind of network")
-    num_layers: PositiveInt = Field(4, description="decoder layers")
+    architecture: Literal["gpt", "lstm", "dense", "attention", "rnn"] = Field("gpt", description="kind of network")
+    num_layers: PositiveInt = Field(4, description="layers between embedding and output")
     width: PositiveInt = Field(128, description="size of the hidden vectors")
     num_heads: PositiveInt | None = Field(None, description="attention heads; none = at least 4, of size 64 or less")
     num_kv_heads: PositiveInt | None = Field(None, description="heads of keys and values; none = num_heads")
     head_size: PositiveInt | None = Field(None, description="size of one head; none = width / num_heads")
-    feedforward_size: PositiveInt | None = Field(None, description="inner size of SwiGLU; none = 8/3 width")
+    feedforward_size: PositiveInt | None = Field(None, description="inner size of gpt's SwiGLU; none = 8/3 width")
     context_length: PositiveInt | None = Field(None, description="longest input; none = data.window_size")
-    embedding_size: PositiveInt | None = Field(None, description="size of token embeddings; none = width")
-    tie_embeddings: bool = Field(True, description="share the input embedding with the output layer")
+    embedding_size: PositiveInt | None = Field(
+        None, description="size of token embeddings; none = that of given ones, else width"
+    )
+    freeze_embeddings: bool = Field(False, description="leave the token embeddings as they are at the start")
+    tie_embeddings: bool | None = Field(
+        None, description="share the embedding with the output layer; none = yes for gpt with embeddings that learn"
+    )
+    positions: Positions | None = Field(
+        None,
+        description="how places are told; none = rotary for gpt, sinusoidal for the others",
+    )
     rope_base: Annotated[float, Field(gt=1)] = Field(10_000.0, description="base of the rotary position encoding")
     norm_epsilon: Annotated[float, Field(gt=0)] = Field(1e-6, description="added under the root in RMSNorm")
     dropout: Fraction = Field(0.0, description="part of activations dropped in training")
 
     @model_validator(mode="after")
     def _check_heads(self) -> Self:
+        if self.architecture not in ("gpt", "attention"):
+            return self
         if self.head_size is None and self.width % self.resolved_heads:
             raise ValueError(f"num_heads {self.num_heads} must divide width {self.width}, or give head_size")
-        if self.resolved_head_size % 2:
+        if self.resolved_positions == "rotary" and self.resolved_head_size % 2:
             raise ValueError(f"a head of size {self.resolved_head_size} cannot be rotated; it must be even")
         if self.resolved_heads % self.resolved_kv_heads:
             raise ValueError(f"num_kv_heads {self.num_kv_heads} must divide num_heads {self.resolved_heads}")
         return self
+
+    @model_validator(mode="after")
+    def _check_embeddings(self) -> Self:
+        if self.architecture == "gpt" and self.resolved_positions != "rotary":
+            raise ValueError(f"positions {self.positions} do not go with gpt, which rotates; leave them out")
+        if self.resolved_positions == "rotary" and self.architecture not in ("gpt", "attention"):
+            raise ValueError(f"positions rotary need attention, which {self.architecture} does not have")
+        if self.needs_embeddings_of_its_width and self.embedding_size not in (None, self.width):
+            why = "gpt" if self.architecture == "gpt" else "tie_embeddings"
+            raise ValueError(f"embedding_size {self.embedding_size} must be width {self.width} with {why}")
+        return self
+
+    @property
+    def resolved_positions(self) -> Positions:
+        """How places are told."""
+        return self.positions or ("rotary" if self.architecture == "gpt" else "sinusoidal")
+
+    @property
+    def resolved_tie_embeddings(self) -> bool:
+        """Whether the output layer is the embedding; embeddings that do not learn would make a poor one."""
+        is_natural = self.architecture == "gpt" and not self.freeze_embeddings
+        return is_natural if self.tie_embeddings is None else self.tie_embeddings
+
+    @property
+    def needs_embeddings_of_its_width(self) -> bool:
+        """Whether embeddings must have the size of the hidden vectors."""
+        return self.architecture == "gpt" or self.resolved_tie_embeddings
 
     @property
     def resolved_heads(self) -> int:
@@ -176,16 +215,39 @@ class ModelConfig(Section):
 class TrainingConfig(Section):
     """How the network learns."""
 
-    epochs: PositiveInt = Field(6, description="times every window is seen")
-    batch_size: PositiveInt = Field(4, description="windows per step and replica")
-    learning_rate: Annotated[float, Field(gt=0)] = Field(3e-3, description="highest learning rate")
+    objective: ObjectiveKind | None = Field(
+        None,
+        description="what is predicted: next_token (at every position), last_token (after the window only), embedding "
+        "(the next token's); none = next_token, for dense last_token",
+    )
+    embedding_loss: Literal["mse", "cosine"] = Field("mse", description="how far a predicted embedding is off")
+    label_smoothing: Fraction = Field(0.0, description="part of the probability that wrong tokens should get")
+    epochs: PositiveInt = Field(3, description="times every window is seen")
+    max_steps: PositiveInt | None = Field(None, description="steps after which training ends in any case")
+    batch_size: PositiveInt = Field(4, description="windows per replica that go through the network at once")
+    accumulation_steps: PositiveInt = Field(1, description="batches whose gradients make one step")
+    optimizer: Literal["sgd", "nesterov", "adam", "adamw", "muon"] = Field(
+        "muon", description="how gradients become updates: sgd, nesterov, adam, adamw, muon"
+    )
+    learning_rate: Annotated[float, Field(gt=0)] = Field(1e-2, description="highest learning rate")
+    schedule: Literal["constant", "cosine", "stable", "step"] = Field(
+        "cosine", description="the rate after warm-up: constant, cosine, stable (then falling), step (falling at times)"
+    )
+    decay_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.5, description="stable: last part of the steps, in which the rate falls; step: part between two falls"
+    )
+    step_factor: Annotated[float, Field(gt=0, le=1)] = Field(0.5, description="step: what a fall leaves of the rate")
     warmup_fraction: Fraction = Field(0.05, description="part of all steps in which the rate rises")
     final_learning_rate_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
         0.05, description="what is left of the rate at the end"
     )
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.1, description="AdamW's, on matrices only")
-    beta1: Fraction = Field(0.9, description="AdamW's memory of gradients")
-    beta2: Fraction = Field(0.95, description="AdamW's memory of squared gradients")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.1, description="pull of matrices towards zero")
+    momentum: Fraction = Field(0.9, description="memory of gradients of nesterov and muon")
+    beta1: Fraction = Field(0.9, description="memory of gradients of adam and adamw")
+    beta2: Fraction = Field(0.95, description="memory of squared gradients of adam and adamw")
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="memory of the average of weights that becomes the model; none = the last weights do"
+    )
     gradient_clip: Annotated[float, Field(gt=0)] | None = Field(
         1.0, description="largest gradient norm; none = no limit"
     )
@@ -196,6 +258,7 @@ class TrainingConfig(Section):
     keep_checkpoints: PositiveInt = Field(2, description="newest checkpoints kept")
     seed: Seed = Field(1337, description="decides initial weights, order and dropout")
     threads: PositiveInt | None = Field(None, description="CPU threads of a replica; none = those its slot has")
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="numbers in matrix products; weights stay fp32")
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="where tensors live; auto = a GPU if there is one"
     )
@@ -290,6 +353,30 @@ class Config(Section):
                 f"data.window_size {self.data.window_size} is longer than model.context_length {self.context_length}"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_objective(self) -> Self:
+        architecture = self.model.architecture
+        if architecture == "dense" and self.training.objective == "next_token":
+            raise ValueError("training.objective next_token needs an output at every position; dense has last_token")
+        if self.objective == "embedding" and architecture == "gpt":
+            raise ValueError("training.objective embedding does not go with gpt; use lstm, dense, attention or rnn")
+        if self.objective == "embedding" and self.data.embeddings is None:
+            raise ValueError(
+                "training.objective embedding needs embeddings to predict; set data.embeddings to random, word2vec or "
+                "a file"
+            )
+        return self
+
+    @property
+    def objective(self) -> ObjectiveKind:
+        """What the network is trained to predict."""
+        return self.training.objective or ("last_token" if self.model.architecture == "dense" else "next_token")
+
+    @property
+    def embeddings_are_frozen(self) -> bool:
+        """Whether embeddings stay as they are: always where they are predicted, or all would become one."""
+        return self.model.freeze_embeddings or self.objective == "embedding"
 
     @property
     def context_length(self) -> int:

@@ -16,6 +16,7 @@ from sparklm.text.readers import read_chunks
 from sparklm.text.shards import Dataset, Segment, TokenStream, is_dataset
 from sparklm.text.windows import StreamWindows
 from sparklm.training.loop import evaluate
+from sparklm.training.metrics import Evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,32 +24,43 @@ class CorpusEvaluation:
     """A model's figures on a corpus. Bits per byte compares models whatever their tokenizers."""
 
     loss: float
-    perplexity: float
-    bits_per_byte: float
+    perplexity: float | None  # of networks that give probabilities
+    bits_per_byte: float | None
     accuracy: float
+    top1_accuracy: float
     tokens: int
     text_bytes: int
 
 
 def evaluate_corpus(trained: TrainedModel, corpus: str | None, text_column: str = "text") -> CorpusEvaluation:
-    """Score a corpus: every token that falls into a whole window of the model's context, once."""
+    """Score a corpus: every token that falls into a whole window of the model's context, once.
+
+    A network that says only what follows a window is given a window for every token.
+    """
     stream, text_bytes = (
         _validation(trained, corpus) if corpus and is_dataset(corpus) else _all(trained, corpus, text_column)
     )
     window_size = min(trained.model.shape.context_length, max(1, len(stream) - 1))
-    windows = StreamWindows(num_tokens=len(stream), window_size=window_size, stride=window_size)
+    stride = 1 if trained.model.shape.predicts_last_only else window_size
+    windows = StreamWindows(num_tokens=len(stream), window_size=window_size, stride=stride)
     result = evaluate(trained.model, stream, windows, torch.device("cpu"))
     if result is None:
         raise UserError(f"{corpus}: {len(stream)} token is too short to evaluate; at least 2 are needed")
-    bytes_per_token = text_bytes / len(stream)
     return CorpusEvaluation(
         loss=result.loss,
         perplexity=result.perplexity,
-        bits_per_byte=result.loss / math.log(2) / bytes_per_token if bytes_per_token else math.inf,
+        bits_per_byte=_bits_per_byte(result, text_bytes / len(stream)),
         accuracy=result.accuracy,
+        top1_accuracy=result.nearest_accuracy,
         tokens=result.tokens,
         text_bytes=text_bytes,
     )
+
+
+def _bits_per_byte(result: Evaluation, bytes_per_token: float) -> float | None:
+    if not result.is_probability:
+        return None
+    return result.loss / math.log(2) / bytes_per_token if bytes_per_token else math.inf
 
 
 def _validation(trained: TrainedModel, dataset_address: str) -> tuple[TokenStream, int]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparklm.errors import UserError
 from sparklm.inference.model_zip import TrainedModel
-from sparklm.models.gpt import KeyValueCache
+from sparklm.models.cache import Cache
 
 _COLDEST = 1e-6  # below this temperature chance has no say
 
@@ -84,24 +84,46 @@ def _encode(trained: TrainedModel, prompt: str) -> list[int]:
 def generate_tokens(
     trained: TrainedModel, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling
 ) -> Iterator[int]:
-    """Give new tokens one by one, until the document ends or there are enough.
-
-    When the context is full, the model goes on with its newer half: one re-reading per half context.
-    """
-    context_length = trained.model.shape.context_length
+    """Give new tokens one by one, until the document ends or there are enough."""
+    reader = _WindowReader(trained) if trained.model.shape.predicts_last_only else _CachedReader(trained)
     generator = torch.Generator().manual_seed(sampling.seed)
     tokens = list(prompt)
-    pending, cache = tokens[-context_length:], KeyValueCache()
     for _ in range(max_new_tokens):
-        if cache.length + len(pending) > context_length:
-            pending, cache = tokens[-max(1, context_length // 2) :], KeyValueCache()
-        scores_V = trained.model(torch.tensor([pending]), cache, last_only=True)[0, 0]
-        token = choose_token(scores_V, sampling, generator)
+        token = choose_token(reader.scores_after(tokens), sampling, generator)
         if token == trained.tokenizer.end_of_text:
             return
         yield token
         tokens.append(token)
-        pending = [token]
+
+
+class _CachedReader:
+    """Reads each token once. When the context is full, it goes on with its newer half: one re-reading per half."""
+
+    def __init__(self, trained: TrainedModel) -> None:
+        self._model, self._cache, self._num_read = trained.model, Cache(), 0
+
+    def scores_after(self, tokens: list[int]) -> Tensor:
+        """Score what follows these tokens, which begin with those of the call before."""
+        context_length = self._model.shape.context_length
+        first = max(self._num_read, len(tokens) - context_length)
+        if self._cache.length + len(tokens) - first > context_length:
+            first, self._cache = len(tokens) - max(1, context_length // 2), Cache()
+        self._num_read = len(tokens)
+        scores_V: Tensor = self._model(torch.tensor([tokens[first:]]), self._cache, last_only=True)[0, 0]
+        return scores_V
+
+
+class _WindowReader:
+    """Reads the last window anew for every token, for networks that know only what follows a whole window."""
+
+    def __init__(self, trained: TrainedModel) -> None:
+        self._model = trained.model
+
+    def scores_after(self, tokens: list[int]) -> Tensor:
+        """Score what follows these tokens."""
+        window = tokens[-self._model.shape.context_length :]
+        scores_V: Tensor = self._model(torch.tensor([window]), last_only=True)[0, 0]
+        return scores_V
 
 
 def generate_text(trained: TrainedModel, prompt: str, max_new_tokens: int, sampling: Sampling) -> GeneratedText:
@@ -130,7 +152,10 @@ def choose_token(scores_V: Tensor, sampling: Sampling, generator: torch.Generato
 
 @torch.no_grad()
 def predict_next(trained: TrainedModel, context: Sequence[int], top: int) -> list[Candidate]:
-    """Give the likeliest next tokens, best first; their scores are probabilities."""
+    """Give the likeliest next tokens, best first; their scores are probabilities.
+
+    A network that predicts an embedding gives the nearest tokens: a softmax over cosines ranks them.
+    """
     scores_V = trained.model(torch.tensor([list(context)]), last_only=True)[0, 0]
     probabilities = torch.softmax(scores_V.double(), dim=-1)  # in double precision, so that they sum to at most 1
     best = torch.topk(probabilities, min(top, len(probabilities)))

@@ -1,7 +1,7 @@
-"""model.zip: a finished model in one file. Unzipped, it is a Hugging Face model folder.
+"""model.zip: a finished model in one file. Unzipped, a gpt is a Hugging Face model folder.
 
-    config.json             sizes, in the words of Qwen3ForCausalLM
-    model.safetensors       weights, float32
+    config.json             sizes: of a gpt in the words of Qwen3ForCausalLM, of the others in those of ModelShape
+    model.safetensors       weights, float32, token embeddings included
     tokenizer.json          text to ids and back
     tokenizer_config.json   which tokenizer class reads it
 
@@ -20,11 +20,14 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from sparklm import __version__
 from sparklm.errors import UserError
-from sparklm.models.gpt import Gpt, GptShape
+from sparklm.models import ARCHITECTURES, model_of_shape
+from sparklm.models.network import LanguageModel
+from sparklm.models.shape import ModelShape, Objective
 from sparklm.storage import split_address
 from sparklm.text.tokenizer import Tokenizer
 
@@ -34,6 +37,7 @@ _CONFIG, _WEIGHTS, _TOKENIZER, _TOKENIZER_CONFIG = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
+_HUGGING_FACE_TYPE, _OWN_TYPE = "qwen3", "sparklm"
 _SMALL_MEMBER_LIMIT = 256 * 2**20
 _LONGEST_CONTEXT = 2**20
 
@@ -42,14 +46,14 @@ _LONGEST_CONTEXT = 2**20
 class TrainedModel:
     """A model and its tokenizer, ready to use."""
 
-    model: Gpt
+    model: LanguageModel
     tokenizer: Tokenizer
 
 
-def pack_model(shape: GptShape, weights: dict[str, Tensor], tokenizer: Tokenizer) -> bytes:
+def pack_model(shape: ModelShape, weights: dict[str, Tensor], tokenizer: Tokenizer) -> bytes:
     """Make the bytes of a model.zip."""
     files = {
-        _CONFIG: _to_json(_hugging_face_config(shape, tokenizer.end_of_text)),
+        _CONFIG: _to_json(_config_of(shape, tokenizer.end_of_text)),
         _WEIGHTS: safetensors.torch.save(
             {name: tensor.cpu().contiguous() for name, tensor in weights.items()}, {"format": "pt"}
         ),
@@ -78,6 +82,10 @@ def load_model(address: str) -> TrainedModel:
         config = json.loads(files[_CONFIG])
         shape = _shape_from(config)
         weights = safetensors.torch.load(files[_WEIGHTS])
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        name, value = ".".join(map(str, wrong["loc"])), wrong["input"]
+        raise UserError(f"{address} is not a sparklm model: in config.json {name} is {value!r}") from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, safetensors.SafetensorError) as error:
         raise UserError(f"{address} is not a sparklm model: {type(error).__name__} {error}") from error
     model = _build(shape, weights, address)
@@ -118,13 +126,18 @@ def _read_files(address: str) -> dict[str, bytes]:
         raise UserError(f"{address} is not a model zip: {error}") from error
 
 
-def _build(shape: GptShape, weights: dict[str, Tensor], address: str) -> Gpt:
+def _build(shape: ModelShape, weights: dict[str, Tensor], address: str) -> LanguageModel:
     """Build the network around the tensors, once they are known to fit."""
-    layers = {name.split(".")[2] for name in weights if name.startswith("model.layers.")}
-    if len(layers) != shape.num_layers or not 0 < shape.context_length <= _LONGEST_CONTEXT:
-        raise UserError(f"{address}: config.json does not fit the weights ({len(layers)} layers found)")
-    with torch.device("meta"):
-        model = Gpt(shape)
+    if shape.num_layers > len(weights) or shape.context_length > _LONGEST_CONTEXT:
+        raise UserError(
+            f"{address}: config.json does not fit the weights: {shape.num_layers} layers and a context of "
+            f"{shape.context_length}, but {len(weights)} tensors"
+        )
+    try:
+        with torch.device("meta"):
+            model = model_of_shape(shape)
+    except RuntimeError as error:
+        raise UserError(f"{address}: config.json does not fit the weights: {error}") from error
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
     found = {name: tensor.shape for name, tensor in weights.items()}
     if expected != found:
@@ -134,7 +147,7 @@ def _build(shape: GptShape, weights: dict[str, Tensor], address: str) -> Gpt:
             f"{_shown(found.get(name))}, expected {_shown(expected.get(name))}"
         )
     model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, assign=True)
-    model.model.make_rotation_table()
+    model.finish_loading()
     return model
 
 
@@ -142,10 +155,12 @@ def _shown(shape: torch.Size | None) -> str:
     return "nothing" if shape is None else str(tuple(shape))
 
 
-def _hugging_face_config(shape: GptShape, end_of_text: int) -> dict[str, Any]:
+def _config_of(shape: ModelShape, end_of_text: int) -> dict[str, Any]:
+    if shape.architecture != "gpt":
+        return {"model_type": _OWN_TYPE, "shape": shape.model_dump(), "sparklm_version": __version__}
     return {
         "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
+        "model_type": _HUGGING_FACE_TYPE,
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.width,
         "intermediate_size": shape.feedforward_size,
@@ -163,33 +178,38 @@ def _hugging_face_config(shape: GptShape, end_of_text: int) -> dict[str, Any]:
         "bos_token_id": end_of_text,
         "eos_token_id": end_of_text,
         "dtype": "float32",
+        "sparklm_objective": shape.objective.kind,
         "sparklm_version": __version__,
     }
 
 
-def _shape_from(config: Any) -> GptShape:
+def _shape_from(config: Any) -> ModelShape:
     model_type = config.get("model_type") if isinstance(config, dict) else None
-    if model_type != "qwen3":
-        raise ValueError(f"model_type {model_type!r}, expected 'qwen3'")
+    if model_type == _OWN_TYPE:
+        shape = ModelShape.model_validate(config["shape"])
+        if shape.architecture not in ARCHITECTURES:
+            raise ValueError(f"architecture {shape.architecture!r} is unknown to this version")
+        return shape.model_copy(update={"dropout": 0.0})
+    if model_type != _HUGGING_FACE_TYPE:
+        raise ValueError(f"model_type {model_type!r}, expected {_HUGGING_FACE_TYPE!r} or {_OWN_TYPE!r}")
     rope = config.get("rope_parameters") or {}
-    shape = GptShape(
+    return ModelShape(
+        architecture="gpt",
+        objective=Objective(kind=config.get("sparklm_objective", "next_token")),
         vocab_size=int(config["vocab_size"]),
         context_length=int(config["max_position_embeddings"]),
         num_layers=int(config["num_hidden_layers"]),
         width=int(config["hidden_size"]),
+        embedding_size=int(config["hidden_size"]),
         num_heads=int(config["num_attention_heads"]),
         num_kv_heads=int(config["num_key_value_heads"]),
         head_size=int(config["head_dim"]),
         feedforward_size=int(config["intermediate_size"]),
+        positions="rotary",
         tie_embeddings=bool(config["tie_word_embeddings"]),
         rope_base=float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
         norm_epsilon=float(config["rms_norm_eps"]),
-        dropout=0.0,
     )
-    for name, value in vars(shape).items():
-        if isinstance(value, int) and not isinstance(value, bool) and not 0 < value < 2**31:
-            raise ValueError(f"{name} is {value}")
-    return shape
 
 
 def _to_json(value: dict[str, Any]) -> bytes:

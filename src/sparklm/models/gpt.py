@@ -8,66 +8,14 @@ Shapes: B batch, T time, C width, H heads, K key/value heads, D head size, F fee
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sparklm.config import Config
-
-
-@dataclass(frozen=True, kw_only=True)
-class GptShape:
-    """All sizes of the network."""
-
-    vocab_size: int
-    context_length: int
-    num_layers: int
-    width: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    feedforward_size: int
-    tie_embeddings: bool
-    rope_base: float
-    norm_epsilon: float
-    dropout: float
-
-    @classmethod
-    def from_config(cls, config: Config, vocab_size: int) -> GptShape:
-        """Take the sizes from the config tree."""
-        model = config.model
-        return cls(
-            vocab_size=vocab_size,
-            context_length=config.context_length,
-            num_layers=model.num_layers,
-            width=model.width,
-            num_heads=model.resolved_heads,
-            num_kv_heads=model.resolved_kv_heads,
-            head_size=model.resolved_head_size,
-            feedforward_size=model.resolved_feedforward_size,
-            tie_embeddings=model.tie_embeddings,
-            rope_base=model.rope_base,
-            norm_epsilon=model.norm_epsilon,
-            dropout=model.dropout,
-        )
-
-
-class KeyValueCache:
-    """Keys and values of the tokens seen so far, per layer: generation then costs one token's work per token."""
-
-    def __init__(self) -> None:
-        self.length = 0
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def extend(self, layer: int, key_BKTD: Tensor, value_BKTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Add a layer's new keys and values and give all of them."""
-        if layer in self._layers:
-            old_key, old_value = self._layers[layer]
-            key_BKTD, value_BKTD = torch.cat((old_key, key_BKTD), dim=2), torch.cat((old_value, value_BKTD), dim=2)
-        self._layers[layer] = key_BKTD, value_BKTD
-        return key_BKTD, value_BKTD
+from sparklm.models.cache import Cache, mask_after_cache
+from sparklm.models.embedding import rotate, rotation_table
+from sparklm.models.network import LanguageModel
+from sparklm.models.shape import ModelShape
 
 
 class RmsNorm(nn.Module):
@@ -80,13 +28,13 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.epsilon)
 
 
 class Attention(nn.Module):
     """Causal self-attention with normalised, rotated queries and keys."""
 
-    def __init__(self, shape: GptShape, layer: int) -> None:
+    def __init__(self, shape: ModelShape, layer: int) -> None:
         super().__init__()
         self.layer, self.head_size, self.dropout = layer, shape.head_size, shape.dropout
         self.is_grouped = shape.num_kv_heads != shape.num_heads
@@ -97,7 +45,7 @@ class Attention(nn.Module):
         self.q_norm = RmsNorm(shape.head_size, shape.norm_epsilon)
         self.k_norm = RmsNorm(shape.head_size, shape.norm_epsilon)
 
-    def forward(self, x_BTC: Tensor, rotation: tuple[Tensor, Tensor], cache: KeyValueCache | None) -> Tensor:
+    def forward(self, x_BTC: Tensor, rotation: tuple[Tensor, Tensor], cache: Cache | None) -> Tensor:
         """Let every position look at itself and the ones before it."""
         B, T, _ = x_BTC.shape
         query_BHTD = rotate(self.q_norm(self._heads(self.q_proj(x_BTC))), rotation)
@@ -109,7 +57,7 @@ class Attention(nn.Module):
             query_BHTD,
             key_BKTD,
             value_BKTD,
-            attn_mask=_mask_after_cache(T, key_BKTD.shape[2], x_BTC.device),
+            attn_mask=mask_after_cache(T, key_BKTD.shape[2], x_BTC.device),
             is_causal=key_BKTD.shape[2] == T,
             dropout_p=self.dropout if self.training else 0.0,
             enable_gqa=self.is_grouped,
@@ -125,7 +73,7 @@ class Attention(nn.Module):
 class SwiGlu(nn.Module):
     """Feed-forward layer whose inner values are gated by a SiLU."""
 
-    def __init__(self, shape: GptShape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(shape.width, shape.feedforward_size, bias=False)
         self.up_proj = nn.Linear(shape.width, shape.feedforward_size, bias=False)
@@ -139,7 +87,7 @@ class SwiGlu(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention, then feed-forward, each added to what came in."""
 
-    def __init__(self, shape: GptShape, layer: int) -> None:
+    def __init__(self, shape: ModelShape, layer: int) -> None:
         super().__init__()
         self.input_layernorm = RmsNorm(shape.width, shape.norm_epsilon)
         self.self_attn = Attention(shape, layer)
@@ -147,7 +95,7 @@ class DecoderLayer(nn.Module):
         self.mlp = SwiGlu(shape)
         self.dropout = nn.Dropout(shape.dropout)
 
-    def forward(self, x_BTC: Tensor, rotation: tuple[Tensor, Tensor], cache: KeyValueCache | None) -> Tensor:
+    def forward(self, x_BTC: Tensor, rotation: tuple[Tensor, Tensor], cache: Cache | None) -> Tensor:
         """Apply both sub-layers."""
         x_BTC = x_BTC + self.dropout(self.self_attn(self.input_layernorm(x_BTC), rotation, cache))
         return x_BTC + self.dropout(self.mlp(self.post_attention_layernorm(x_BTC)))  # type: ignore[no-any-return]
@@ -156,9 +104,10 @@ class DecoderLayer(nn.Module):
 class Decoder(nn.Module):
     """Embedding, layers and the last norm: token ids in, hidden vectors out."""
 
-    def __init__(self, shape: GptShape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.width)
+        self.embed_tokens.weight.requires_grad = not shape.freeze_embeddings
         self.layers = nn.ModuleList(DecoderLayer(shape, layer) for layer in range(shape.num_layers))
         self.norm = RmsNorm(shape.width, shape.norm_epsilon)
         self.dropout = nn.Dropout(shape.dropout)
@@ -168,11 +117,11 @@ class Decoder(nn.Module):
     def make_rotation_table(self) -> None:
         """Compute the positions' angles (again, once a model that was built without memory has its weights)."""
         shape = self.shape
-        cosine_TD, sine_TD = rotation_table(shape.context_length, shape.head_size, shape.rope_base)
+        cosine_TD, sine_TD = rotation_table(torch.arange(shape.context_length), shape.head_size, shape.rope_base)
         self.register_buffer("cosine_TD", cosine_TD, persistent=False)
         self.register_buffer("sine_TD", sine_TD, persistent=False)
 
-    def forward(self, tokens_BT: Tensor, cache: KeyValueCache | None) -> Tensor:
+    def forward(self, tokens_BT: Tensor, cache: Cache | None) -> Tensor:
         """Compute the hidden vector of every position."""
         start = cache.length if cache is not None else 0
         stop = start + tokens_BT.shape[1]
@@ -185,22 +134,31 @@ class Decoder(nn.Module):
         return self.norm(x_BTC)  # type: ignore[no-any-return]
 
 
-class Gpt(nn.Module):
-    """The language model: token ids in, scores for the next token out."""
+class Gpt(LanguageModel):
+    """The language model: the decoder, and the scores that its hidden vectors give to the tokens."""
 
-    def __init__(self, shape: GptShape) -> None:
-        super().__init__()
-        self.shape = shape
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__(shape)
         self.model = Decoder(shape)
         self.lm_head = None if shape.tie_embeddings else nn.Linear(shape.width, shape.vocab_size, bias=False)
 
-    def forward(self, tokens_BT: Tensor, cache: KeyValueCache | None = None, last_only: bool = False) -> Tensor:
-        """Score every next token: (B, T, V), or (B, 1, V) when only the last position is wanted."""
-        hidden_BTC = self.model(tokens_BT, cache)
-        if last_only:
-            hidden_BTC = hidden_BTC[:, -1:]
-        weight_VC = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        return F.linear(hidden_BTC, weight_VC)
+    def features(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
+        """Compute the hidden vector of every position."""
+        return self.model(tokens_BT, cache)  # type: ignore[no-any-return]
+
+    @property
+    def token_embeddings(self) -> Tensor:
+        """The tokens' embeddings, (V, C)."""
+        return self.model.embed_tokens.weight
+
+    @property
+    def output_weight(self) -> Tensor:
+        """The embeddings, or a matrix of its own, (V, C)."""
+        return self.token_embeddings if self.lm_head is None else self.lm_head.weight
+
+    def finish_loading(self) -> None:
+        """Compute the rotation table, which is not stored."""
+        self.model.make_rotation_table()
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator) -> None:
@@ -212,26 +170,3 @@ class Gpt(nn.Module):
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 deviation /= (2 * self.shape.num_layers) ** 0.5
             parameter.normal_(0.0, deviation, generator=generator)
-
-
-def rotation_table(length: int, head_size: int, base: float) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every position's angles, repeated for the two halves of a head."""
-    frequencies = 1.0 / base ** (torch.arange(0, head_size, 2, dtype=torch.float32) / head_size)
-    angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
-    angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos(), angles.sin()
-
-
-def rotate(x_BHTD: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn each pair (d, d + D/2) by its position's angle."""
-    cosine_TD, sine_TD = rotation
-    first, second = x_BHTD.chunk(2, dim=-1)
-    return x_BHTD * cosine_TD + torch.cat((-second, first), dim=-1) * sine_TD
-
-
-def _mask_after_cache(num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
-    """Mask for several queries that follow cached keys; None where `is_causal` says it or one query sees all."""
-    if num_queries in (1, num_keys):
-        return None
-    places = torch.arange(num_keys - num_queries, num_keys, device=device)
-    return torch.arange(num_keys, device=device)[None, :] <= places[:, None]

@@ -7,7 +7,18 @@ from sparklm.storage import Folder
 from sparklm.training.metrics import EpochRecord, read_metrics
 from sparklm.training.run import latest_step, read_run
 
-_COLUMNS = ("epoch", "loss", "accuracy", "val loss", "perplexity", "val acc", "tokens/s", "seconds", "failed tasks")
+_COLUMNS = (
+    "epoch",
+    "loss",
+    "accuracy",
+    "val loss",
+    "perplexity",
+    "val acc",
+    "val top-1",
+    "tokens/s",
+    "seconds",
+    "failed tasks",
+)
 
 
 def report_text(run: Folder) -> str:
@@ -39,6 +50,7 @@ def _row(entry: EpochRecord) -> tuple[str, ...]:
         shown(entry.ValidationLoss, ".4f"),
         shown(entry.Perplexity, ".2f"),
         shown(entry.ValidationAccuracy, ".3f"),
+        shown(entry.ValidationTop1Accuracy, ".3f"),
         shown(entry.TokensPerSecond, ",.0f"),
         shown(entry.TimeStamp / 1000, ".1f"),
         shown(entry.failedTaskCount, "d"),

@@ -195,7 +195,7 @@ def _from_safetensors(data: bytes, address: str) -> _Rows:
         raise UserError(f"{address} is not a safetensors file: {error}") from error
     matrices = {name: tensor for name, tensor in tensors.items() if tensor.ndim == 2}
     if "embeddings" not in matrices and len(matrices) != 1:
-        raise UserError(f"{address}: no tensor 'embeddings', only {', '.join(tensors)}")
+        raise UserError(f"{address}: no tensor 'embeddings', only {', '.join(sorted(tensors))}")
     vectors = matrices.get("embeddings", next(iter(matrices.values())))
     return _Rows(vectors=vectors.astype(np.float32), ids=list(range(len(vectors))), form="a matrix")
 

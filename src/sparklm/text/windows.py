@@ -143,6 +143,7 @@ class WindowPlan:
     num_replicas: int
     epochs: int
     seed: int
+    max_steps: int | None = None
 
     @property
     def global_batch_size(self) -> int:
@@ -156,7 +157,8 @@ class WindowPlan:
 
     def epoch_end(self, epoch: int) -> int:
         """Give the first step that no longer belongs to this epoch (a step belongs to the epoch it starts in)."""
-        return -(-(epoch + 1) * self.num_windows // self.global_batch_size)
+        end = -(-(epoch + 1) * self.num_windows // self.global_batch_size)
+        return end if self.max_steps is None else min(end, self.max_steps)
 
     def epoch_of(self, step: int) -> int:
         """Give the epoch in which a step starts."""

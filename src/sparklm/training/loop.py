@@ -1,8 +1,8 @@
 """One replica that learns: the step, the round, the evaluation.
 
-Everything a step depends on is in the checkpoint (weights, optimiser state) or is a pure function of the step (its
-windows, its learning rate, its dropout), so a replica may stop after any round and go on in another process with the
-same bits, as long as the number of threads is the same.
+Everything a step depends on is in the checkpoint (weights, optimiser state, averaged weights) or is a pure function
+of the step (its windows, its learning rate, its dropout), so a replica may stop after any round and go on in another
+process with the same bits, as long as the number of threads is the same.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import psutil
@@ -20,11 +21,12 @@ from torch import Tensor, nn
 from sparklm.config import Config
 from sparklm.errors import TrainingDivergedError, UserError
 from sparklm.models import build_model
-from sparklm.models.objectives import next_token_loss
+from sparklm.models.network import LanguageModel
+from sparklm.models.objectives import Tally, batch_loss
 from sparklm.text.shards import Dataset, TokenStream
 from sparklm.text.windows import Int64Array, WindowPlan, Windows, derive_seed
 from sparklm.training.metrics import EpochTotals, Evaluation
-from sparklm.training.optim import build_optimizer, learning_rate, load_optimizer_tensors, optimizer_tensors
+from sparklm.training.optim import average_decay, build_optimizer, learning_rate
 from sparklm.training.readahead import read_ahead
 from sparklm.training.strategies import Round
 
@@ -34,21 +36,23 @@ StepCallback = Callable[[int, float], None]  # called with the step just done an
 
 
 class Trainer:
-    """A model, its optimiser, and the plan of what it sees."""
+    """A model, its optimiser, the average of its weights if one is kept, and the plan of what it sees."""
 
-    def __init__(self, config: Config, dataset: Dataset, plan: WindowPlan) -> None:
+    def __init__(self, config: Config, dataset: Dataset, plan: WindowPlan, embeddings_VE: Tensor | None = None) -> None:
         self.config, self.dataset, self.plan = config, dataset, plan
         self.device = choose_device(config.training.device)
+        check_precision(config.training.precision, self.device)
         self.step = 0
         self.totals = EpochTotals()
-        self.model = build_model(config, dataset.manifest.vocab_size)
-        generator = torch.Generator().manual_seed(_torch_seed(config.training.seed, _INITIALISATION))
-        self.model.initialise(generator)  # type: ignore[operator]
-        self.model.to(self.device)
+        seed = _torch_seed(config.training.seed, _INITIALISATION)
+        self.model = build_model(config, dataset.manifest.vocab_size, embeddings_VE, seed=seed).to(self.device)
         self.optimizer = build_optimizer(self.model, config.training)
+        self.average: dict[str, Tensor] = {}
         data = config.data
         self._train_windows = dataset.windows(dataset.train, data, data.window_stride)
-        self._validation_windows = dataset.windows(dataset.validation, data, data.window_size)
+        # A network with an output at every position scores every token once in windows that do not overlap.
+        stride = data.window_stride if self.model.shape.predicts_last_only else data.window_size
+        self._validation_windows = dataset.windows(dataset.validation, data, stride)
 
     def run(self, round_: Round, on_step: StepCallback | None = None) -> Evaluation | None:
         """Do a round's steps; evaluate where it ends an epoch and there is validation text."""
@@ -71,18 +75,24 @@ class Trainer:
             )
         if not round_.ends_epoch:
             return None
-        return evaluate(self.model, self.dataset.validation, self._validation_windows, self.device)
+        with self._averaged_weights():
+            return evaluate(self.model, self.dataset.validation, self._validation_windows, self.device)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Give all that must survive: `model/…` and `optimizer/…`."""
-        weights = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
-        moments = optimizer_tensors(self.model, self.optimizer)
-        return weights | {f"optimizer/{name}": tensor for name, tensor in moments.items()}
+        """Give all that must survive: `model/…`, `optimizer/…` and, if there is one, `average/…`."""
+        parts = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.tensors(self.model),
+            "average": self.average,
+        }
+        return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
 
     def restore(self, *, step: int, tensors: dict[str, Tensor], totals: EpochTotals) -> None:
         """Continue from a checkpoint."""
         self.model.load_state_dict(tensors_below(tensors, "model/"))
-        load_optimizer_tensors(self.model, self.optimizer, tensors_below(tensors, "optimizer/"))
+        self.optimizer.load_tensors(self.model, tensors_below(tensors, "optimizer/"))
+        average = tensors_below(tensors, "average/")
+        self.average = {name: tensor.to(self.device, copy=True) for name, tensor in average.items()}
         self.step, self.totals = step, totals
 
     def _train_step(self, windows: Int64Array, replica: int) -> float:
@@ -91,11 +101,10 @@ class Trainer:
             group["lr"] = rate
         if self.config.model.dropout:
             torch.manual_seed(_torch_seed(self.config.training.seed, _DROPOUT, self.step, replica))
-        batch = next_token_loss(self.model, torch.from_numpy(windows).to(self.device))
-        batch.loss.backward()  # type: ignore[no-untyped-call]
+        tally = self._accumulate_gradients(torch.from_numpy(windows).to(self.device))
         clip = self.config.training.gradient_clip
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), clip if clip is not None else math.inf)
-        loss, gradient_norm = batch.loss.item(), norm.item()
+        loss, gradient_norm = tally.loss, norm.item()
         if not math.isfinite(loss) or not math.isfinite(gradient_norm):
             raise TrainingDivergedError(
                 f"training diverged at step {self.step}: loss {loss:.4g}, gradient norm {gradient_norm:.4g}, "
@@ -103,10 +112,13 @@ class Trainer:
             )
         self.optimizer.step()
         self.optimizer.zero_grad()
+        self._update_average()
         self.totals = self.totals.with_step(
             loss=loss,
-            correct=int(batch.num_correct.item()),
-            tokens=batch.num_targets,
+            correct=tally.correct,
+            nearest=tally.nearest,
+            targets=tally.targets,
+            tokens=self.plan.batch_size * self.config.data.window_size,
             gradient_norm=gradient_norm,
             learning_rate=rate,
         )
@@ -117,26 +129,64 @@ class Trainer:
         starts = self._train_windows.starts(self.plan.windows(step, replica))
         return self.dataset.train.windows(starts, self._train_windows.window_size)
 
+    def _accumulate_gradients(self, windows: Tensor) -> Tally:
+        """Add up the gradients of a step's batches."""
+        training, tally = self.config.training, Tally()
+        for part in torch.split(windows, training.batch_size):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=training.precision == "bf16"):
+                batch = batch_loss(self.model, part, training.label_smoothing)
+            (batch.loss * (len(part) / len(windows))).backward()  # type: ignore[no-untyped-call]
+            tally.add(batch)
+        return tally
+
+    @torch.no_grad()
+    def _update_average(self) -> None:
+        """Move the averaged weights a little towards the new ones."""
+        if self.config.training.ema_decay is None:
+            return
+        decay = average_decay(self.step, self.config.training.ema_decay)
+        for name, tensor in self.model.state_dict().items():
+            if name in self.average:
+                self.average[name].lerp_(tensor, 1.0 - decay)
+            else:
+                self.average[name] = tensor.clone()
+
+    @contextmanager
+    def _averaged_weights(self) -> Iterator[None]:
+        """Put the averaged weights, if there are any, in the place of the last ones for a while."""
+        if not self.average:
+            yield
+            return
+        own = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        self.model.load_state_dict(self.average)
+        try:
+            yield
+        finally:
+            self.model.load_state_dict(own)
+
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, stream: TokenStream, windows: Windows, device: torch.device, batch_size: int = 32
+    model: LanguageModel, stream: TokenStream, windows: Windows, device: torch.device, batch_size: int = 32
 ) -> Evaluation | None:
-    """Score every token of a stream that is the target of a window; None when there is no window."""
+    """Score the targets of a stream's windows; None when there is no window."""
     num_windows = windows.num_windows
     if num_windows == 0:
         return None
     was_training = model.training
     model.eval()
-    loss_sum, correct, tokens = 0.0, 0, 0
+    tally = Tally()
     for first in range(0, num_windows, batch_size):
         starts = windows.starts(np.arange(first, min(first + batch_size, num_windows)))
-        batch = next_token_loss(model, torch.from_numpy(stream.windows(starts, windows.window_size)).to(device))
-        loss_sum += batch.loss.item() * batch.num_targets
-        correct += int(batch.num_correct.item())
-        tokens += batch.num_targets
+        tally.add(batch_loss(model, torch.from_numpy(stream.windows(starts, windows.window_size)).to(device)))
     model.train(was_training)
-    return Evaluation(loss=loss_sum / tokens, accuracy=correct / tokens, tokens=tokens)
+    return Evaluation(
+        loss=tally.loss,
+        accuracy=tally.correct / tally.targets,
+        nearest_accuracy=tally.nearest / tally.targets,
+        tokens=tally.targets,
+        is_probability=not model.shape.predicts_embedding,
+    )
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -145,6 +195,20 @@ def choose_device(wanted: str) -> torch.device:
     if wanted == "cuda" and not has_gpu:
         raise UserError("training.device = 'cuda', but torch finds no GPU here; use 'cpu' or 'auto'")
     return torch.device("cuda" if has_gpu and wanted != "cpu" else "cpu")
+
+
+def check_precision(precision: str, device: torch.device) -> None:
+    """Refuse bfloat16 on processors that would only emulate it, many times slower than float32."""
+    if precision == "bf16" and device.type == "cpu" and not has_fast_bfloat16():
+        raise UserError(
+            "training.precision = 'bf16', but this processor has no bfloat16 arithmetic (AVX512_BF16 or AMX) and would "
+            "be tens to hundreds of times slower than with 'fp32'; use 'fp32', or a GPU"
+        )
+
+
+def has_fast_bfloat16() -> bool:
+    """Whether this processor multiplies bfloat16 numbers itself."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def use_threads(threads: int) -> None:
@@ -156,6 +220,11 @@ def use_threads(threads: int) -> None:
 def resident_bytes() -> int:
     """Memory that this process holds now."""
     return int(psutil.Process(os.getpid()).memory_info().rss)
+
+
+def final_weights(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Take from a checkpoint what becomes the model: the averaged weights where an average is kept."""
+    return tensors_below(tensors, "average/") or tensors_below(tensors, "model/")
 
 
 def tensors_below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -28,7 +28,9 @@ class EpochTotals(BaseModel):
     steps: int = 0
     tokens: int = 0
     loss_sum: float = 0.0
+    targets: int = 0
     correct: int = 0
+    nearest: int = 0
     gradient_sum: float = 0.0
     gradient_square_sum: float = 0.0
     gradient_max: float = 0.0
@@ -37,14 +39,24 @@ class EpochTotals(BaseModel):
     seconds: float = 0.0
 
     def with_step(
-        self, *, loss: float, correct: int, tokens: int, gradient_norm: float, learning_rate: float
+        self,
+        *,
+        loss: float,
+        correct: int,
+        nearest: int,
+        targets: int,
+        tokens: int,
+        gradient_norm: float,
+        learning_rate: float,
     ) -> EpochTotals:
         """Count one more step."""
         return EpochTotals(
             steps=self.steps + 1,
             tokens=self.tokens + tokens,
             loss_sum=self.loss_sum + loss,
+            targets=self.targets + targets,
             correct=self.correct + correct,
+            nearest=self.nearest + nearest,
             gradient_sum=self.gradient_sum + gradient_norm,
             gradient_square_sum=self.gradient_square_sum + gradient_norm**2,
             gradient_max=max(self.gradient_max, gradient_norm),
@@ -75,12 +87,14 @@ class Evaluation(BaseModel):
     model_config = ConfigDict(frozen=True)
     loss: float
     accuracy: float
+    nearest_accuracy: float  # by the best token alone; for tokens it is the accuracy itself
     tokens: int
+    is_probability: bool  # the loss is that of probabilities, and not a distance between embeddings
 
     @property
-    def perplexity(self) -> float:
+    def perplexity(self) -> float | None:
         """The exponential of the loss: among how many equally likely tokens the model hesitates."""
-        return math.exp(min(self.loss, 700.0))
+        return math.exp(min(self.loss, 700.0)) if self.is_probability else None
 
 
 class ClusterFigures(BaseModel):
@@ -153,6 +167,8 @@ class EpochRecord(BaseModel):
     Tokens: int
     TokensPerSecond: float
     PythonRssMB: float
+    TrainingTop1Accuracy: float | None = None
+    ValidationTop1Accuracy: float | None = None
 
     @classmethod
     def assemble(
@@ -172,7 +188,7 @@ class EpochRecord(BaseModel):
             Epoch=epoch + 1,
             TimeStamp=round(duration_seconds * 1000),
             TrainingLoss=totals.loss,
-            TrainingAccuracy=totals.correct / totals.tokens,
+            TrainingAccuracy=totals.correct / totals.targets,
             ValidationAccuracy=validation.accuracy if validation else None,
             meanGradientMagnitude=totals.gradient_mean,
             maxGradientMagnitude=totals.gradient_max,
@@ -195,6 +211,8 @@ class EpochRecord(BaseModel):
             Tokens=totals.tokens,
             TokensPerSecond=totals.tokens / totals.seconds if totals.seconds else 0.0,
             PythonRssMB=python_rss_bytes / 2**20,
+            TrainingTop1Accuracy=totals.nearest / totals.targets,
+            ValidationTop1Accuracy=validation.nearest_accuracy if validation else None,
         )
 
 

@@ -1,59 +1,127 @@
-"""The optimiser and its learning rate."""
+"""Optimisers by name, and the learning rate as a function of the step."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sparklm.config import TrainingConfig
+from sparklm.training.muon import Muon
+
+_NOT_HIDDEN = ("embed", "lm_head", "output")  # parts of the names of the matrices at a network's two ends
 
 
-def build_optimizer(model: nn.Module, training: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW in one fused pass; matrices decay, norms do not."""
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
-    vectors = [parameter for parameter in model.parameters() if parameter.dim() < 2]
-    return torch.optim.AdamW(
-        [
-            {"params": matrices, "weight_decay": training.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ],
+class Optimizers:
+    """One optimiser, or two that share a network between them, used as one."""
+
+    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
+        self.parts = parts
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all parts."""
+        return [group for part in self.parts for group in part.param_groups]
+
+    def step(self) -> None:
+        """Update all weights."""
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for part in self.parts:
+            part.zero_grad()
+
+    def tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        """Name every tensor of the state after the parameter it belongs to."""
+        return {
+            f"{name}/{kind}": value
+            for name, parameter in model.named_parameters()
+            for part in self.parts
+            for kind, value in part.state.get(parameter, {}).items()
+            if isinstance(value, Tensor)
+        }
+
+    def load_tensors(self, model: nn.Module, tensors: dict[str, Tensor]) -> None:
+        """Put back what `tensors` gave."""
+        parameters = dict(model.named_parameters())
+        owners = {
+            parameter: part for part in self.parts for group in part.param_groups for parameter in group["params"]
+        }
+        for key, value in tensors.items():
+            name, _, kind = key.rpartition("/")
+            parameter = parameters[name]
+            owners[parameter].state[parameter][kind] = value.to(parameter.device, copy=True)
+
+
+def build_optimizer(model: nn.Module, training: TrainingConfig) -> Optimizers:
+    """Make the optimiser that the settings name; matrices decay, vectors do not."""
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if training.optimizer != "muon":
+        return Optimizers([_common(list(named.values()), training, training.optimizer)])
+    hidden = {name for name, parameter in named.items() if parameter.dim() == 2 and _is_hidden(name)}
+    muon = Muon(
+        [named[name] for name in named if name in hidden],
         lr=training.learning_rate,
-        betas=(training.beta1, training.beta2),
-        fused=True,
+        momentum=training.momentum,
+        weight_decay=training.weight_decay,
     )
+    return Optimizers([muon, _common([named[name] for name in named if name not in hidden], training, "adamw")])
+
+
+def _common(parameters: Sequence[nn.Parameter], training: TrainingConfig, name: str) -> torch.optim.Optimizer:
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": training.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    rate, betas = training.learning_rate, (training.beta1, training.beta2)
+    if name == "sgd":
+        return torch.optim.SGD(groups, lr=rate)
+    if name == "nesterov":
+        return torch.optim.SGD(groups, lr=rate, momentum=training.momentum, nesterov=True)
+    if name == "adam":
+        return torch.optim.Adam(groups, lr=rate, betas=betas, fused=True)
+    return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True)
+
+
+def _is_hidden(name: str) -> bool:
+    return not any(part in name for part in _NOT_HIDDEN)
 
 
 def learning_rate(step: int, total_steps: int, training: TrainingConfig) -> float:
-    """Rise linearly, then fall along half a cosine: a pure function of the step.
+    """Rise linearly, then follow the schedule: a pure function of the step.
 
     >>> rates = [learning_rate(step, 100, TrainingConfig()) for step in range(100)]
     >>> max(rates) == TrainingConfig().learning_rate and rates[0] < rates[4] > rates[99]
     True
     """
-    peak = training.learning_rate
     warmup_steps = max(1, round(training.warmup_fraction * total_steps))
     if step < warmup_steps:
-        return peak * (step + 1) / warmup_steps
+        return training.learning_rate * (step + 1) / warmup_steps
     progress = (step + 1 - warmup_steps) / max(1, total_steps - warmup_steps)
-    lowest = peak * training.final_learning_rate_fraction
-    return lowest + (peak - lowest) * 0.5 * (1.0 + math.cos(math.pi * progress))
+    lowest = training.final_learning_rate_fraction
+    return training.learning_rate * (lowest + (1.0 - lowest) * _height(progress, training))
 
 
-def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Name every tensor of the optimiser's state after the parameter it belongs to."""
-    return {
-        f"{name}/{kind}": value
-        for name, parameter in model.named_parameters()
-        for kind, value in optimizer.state.get(parameter, {}).items()
-    }
+def _height(progress: float, training: TrainingConfig) -> float:
+    """Where the schedule is between the highest rate (1) and the lowest (0), when part of the way is done."""
+    if training.schedule == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * progress))
+    if training.schedule == "stable":
+        return min(1.0, (1.0 - progress) / training.decay_fraction)
+    if training.schedule == "step":
+        return training.step_factor ** math.floor(progress / training.decay_fraction)
+    return 1.0
 
 
-def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put back what `optimizer_tensors` gave."""
-    parameters = dict(model.named_parameters())
-    for key, value in tensors.items():
-        name, _, kind = key.rpartition("/")
-        parameter = parameters[name]
-        optimizer.state[parameter][kind] = value.to(parameter.device, copy=True)
+def average_decay(step: int, ema_decay: float) -> float:
+    """How much of the averaged weights stays at a step: little at first, when they are far from any good.
+
+    >>> [round(average_decay(step, 0.9), 2) for step in (0, 9, 1000)]
+    [0.1, 0.53, 0.9]
+    """
+    return min(ema_decay, (1 + step) / (10 + step))

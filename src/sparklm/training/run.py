@@ -11,12 +11,15 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+import safetensors.torch
 from pydantic import BaseModel, ConfigDict
+from torch import Tensor
 
 from sparklm.config import Config
 from sparklm.errors import UserError
 from sparklm.records import read_record
 from sparklm.storage import Folder
+from sparklm.text.embeddings import EMBEDDINGS
 from sparklm.text.shards import Dataset, Manifest, read_manifest
 from sparklm.text.windows import WindowPlan
 from sparklm.training.checkpoint import Commit, committed_steps, load_tensors, read_commit, save_checkpoint
@@ -123,10 +126,11 @@ def make_plan(config: Config, dataset: Dataset) -> WindowPlan:
     replicas = config.distributed.replicas
     return WindowPlan(
         num_windows=num_windows,
-        batch_size=min(training.batch_size, max(1, num_windows // replicas)),
+        batch_size=min(training.batch_size * training.accumulation_steps, max(1, num_windows // replicas)),
         num_replicas=replicas,
         epochs=training.epochs,
         seed=training.seed,
+        max_steps=training.max_steps,
     )
 
 
@@ -134,7 +138,7 @@ def execute_round(run_url: str, round_: Round, on_step: StepCallback | None = No
     """Do one round of a run and commit its result. May be repeated: the same round gives the same weights."""
     run = Folder(run_url)
     run_id = read_run(run).run_id
-    trainer = _warm.pop((run_id, round_.start), None)
+    trainer = _warm.pop((run_url, run_id, round_.start), None)
     _warm.clear()
     if trainer is None:
         trainer = restored_trainer(run, round_.start)
@@ -147,7 +151,7 @@ def execute_round(run_url: str, round_: Round, on_step: StepCallback | None = No
         validation=validation,
         python_rss_bytes=resident_bytes(),
     )
-    _warm[(run_id, trainer.step)] = trainer
+    _warm[(run_url, run_id, trainer.step)] = trainer
     return commit
 
 
@@ -179,11 +183,22 @@ def restored_trainer(run: Folder, step: int) -> Trainer:
     use_threads(record.threads)
     dataset = Dataset(record.dataset_folder(run))
     record.check_dataset(dataset.manifest, run)
-    trainer = Trainer(record.config, dataset, make_plan(record.config, dataset))
+    trainer = Trainer(record.config, dataset, make_plan(record.config, dataset), read_embeddings(run, record.config))
     if step > 0:
         commit = read_commit(run, step)
         trainer.restore(step=step, tensors=load_tensors(run, commit), totals=commit.totals)
     return trainer
+
+
+def read_embeddings(run: Folder, config: Config) -> Tensor | None:
+    """Read the token embeddings that the run was given, one row per token; None when the model draws its own."""
+    if config.data.embeddings is None:
+        return None
+    try:
+        tensors: dict[str, Tensor] = safetensors.torch.load(run.read_bytes(EMBEDDINGS))
+    except FileNotFoundError as error:
+        raise UserError(f"{run} has lost its {EMBEDDINGS}; put it back, or begin a new run") from error
+    return tensors["embeddings"]
 
 
 def latest_step(run: Folder) -> int:
@@ -193,7 +208,7 @@ def latest_step(run: Folder) -> int:
 
 # A replica left in memory by the round before, so that the next one need not read it back. A cache, never the only
 # copy: it is taken out while in use, and a round that fails leaves nothing behind.
-_warm: dict[tuple[str, int], Trainer] = {}
+_warm: dict[tuple[str, str, int], Trainer] = {}
 
 
 def _differences(old: Config, new: Config) -> list[str]:

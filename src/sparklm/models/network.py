@@ -1,0 +1,106 @@
+"""What every network is to the rest of the program: token ids in, scores for the next token out.
+
+Shapes: B batch, T time, C size of the features, E embedding size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sparklm.models.cache import Cache
+from sparklm.models.embedding import TokenEmbedding
+from sparklm.models.shape import ModelShape
+
+# Cosines lie between -1 and 1; as scores for a softmax they are stretched, so that the nearest tokens stand out.
+SHARPNESS = 20.0
+
+
+class LanguageModel(nn.Module, ABC):
+    """A network that says what comes next."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.shape = shape
+
+    @abstractmethod
+    def features(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
+        """Compute the vector from which the output is made: (B, T, C), or (B, 1, C) if only the last one is made."""
+
+    @property
+    @abstractmethod
+    def token_embeddings(self) -> Tensor:
+        """The tokens' embeddings, (V, E)."""
+
+    @property
+    @abstractmethod
+    def output_weight(self) -> Tensor:
+        """The matrix that turns features into a score for each token, (V, C)."""
+
+    @abstractmethod
+    def initialise(self, generator: torch.Generator) -> None:
+        """Draw the first weights."""
+
+    def predicted_embeddings(self, features: Tensor) -> Tensor:
+        """Turn features into the embedding expected next, in networks that are trained for that."""
+        raise NotImplementedError(f"{type(self).__name__} predicts tokens")
+
+    def forward(self, tokens_BT: Tensor, cache: Cache | None = None, last_only: bool = False) -> Tensor:
+        """Score every next token: (B, T, V), or (B, 1, V) when only the last position is wanted.
+
+        Scores are the logits of a softmax. Where an embedding is predicted, they say how near it each token is.
+        """
+        features_BTC = self.features(tokens_BT, cache)
+        if last_only:
+            features_BTC = features_BTC[:, -1:]
+        if self.shape.predicts_embedding:
+            return SHARPNESS * cosines(self.predicted_embeddings(features_BTC), self.token_embeddings)
+        return F.linear(features_BTC, self.output_weight)
+
+    def finish_loading(self) -> None:
+        """Compute what is not a weight, once a model that was built without memory has its weights."""
+
+
+class EmbeddedModel(LanguageModel):
+    """What the small networks share: the token embedding before them and the output layer after them."""
+
+    def __init__(self, shape: ModelShape, feature_size: int) -> None:
+        super().__init__(shape)
+        output_size = shape.embedding_size if shape.predicts_embedding else shape.vocab_size
+        self.embedding = TokenEmbedding(shape)
+        self.output = (
+            None if shape.tie_embeddings else nn.Linear(feature_size, output_size, bias=shape.predicts_embedding)
+        )
+
+    @property
+    def token_embeddings(self) -> Tensor:
+        """The tokens' embeddings, (V, E)."""
+        return self.embedding.tokens.weight
+
+    @property
+    def output_weight(self) -> Tensor:
+        """The output layer's matrix, which may be the embeddings."""
+        return self.token_embeddings if self.output is None else self.output.weight
+
+    def predicted_embeddings(self, features: Tensor) -> Tensor:
+        """Turn features into the embedding expected next."""
+        return features if self.output is None else self.output(features)
+
+    @torch.no_grad()
+    def initialise(self, generator: torch.Generator) -> None:
+        """Draw matrices so that they keep a vector's length; embeddings with deviation 1, or 0.1 as output layer."""
+        for name, parameter in self.named_parameters():
+            if name.startswith("embedding."):
+                parameter.normal_(0.0, 0.1 if self.output is None else 1.0, generator=generator)
+            elif parameter.dim() == 2:
+                parameter.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
+            elif "norm" not in name:
+                parameter.zero_()  # biases; norms start at one
+
+
+def cosines(x: Tensor, table_VE: Tensor) -> Tensor:
+    """Cosine similarity of vectors with every row of a table."""
+    return F.linear(F.normalize(x, dim=-1), F.normalize(table_VE, dim=-1))

@@ -1,0 +1,99 @@
+"""What a network is, in numbers: enough to build it again around its weights."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from sparklm.config import Config
+from sparklm.errors import UserError
+
+Size = Annotated[int, Field(ge=1, lt=2**31)]
+
+
+class Objective(BaseModel):
+    """What a network is trained to predict, and when a prediction counts as right."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    kind: Literal["next_token", "last_token", "embedding"] = "next_token"
+    embedding_loss: Literal["mse", "cosine"] = "mse"
+    similarity_threshold: float = 0.05
+
+
+class ModelShape(BaseModel):
+    """All sizes of a network. Each architecture uses those that it has."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    architecture: str
+    objective: Objective = Objective()
+    vocab_size: Size
+    context_length: Size
+    num_layers: Size
+    width: Size
+    embedding_size: Size
+    num_heads: Size = 1
+    num_kv_heads: Size = 1
+    head_size: Size = 1
+    feedforward_size: Size = 1
+    positions: Literal["sinusoidal", "learned", "rotary", "none"]
+    tie_embeddings: bool
+    freeze_embeddings: bool = False
+    rope_base: float = 10_000.0
+    norm_epsilon: float = 1e-6
+    dropout: float = 0.0
+
+    @classmethod
+    def from_config(cls, config: Config, vocab_size: int, embeddings_VE: Tensor | None = None) -> Self:
+        """Take the sizes from the config tree, and that of the embeddings from given ones."""
+        model, training = config.model, config.training
+        if embeddings_VE is not None:
+            _check_embeddings(embeddings_VE, config, vocab_size)
+        given_size = None if embeddings_VE is None else embeddings_VE.shape[1]
+        return cls(
+            architecture=model.architecture,
+            objective=Objective(
+                kind=config.objective,
+                embedding_loss=training.embedding_loss,
+                similarity_threshold=config.metrics.similarity_threshold,
+            ),
+            vocab_size=vocab_size,
+            context_length=config.context_length,
+            num_layers=model.num_layers,
+            width=model.width,
+            embedding_size=model.embedding_size or given_size or model.width,
+            num_heads=model.resolved_heads,
+            num_kv_heads=model.resolved_kv_heads,
+            head_size=model.resolved_head_size,
+            feedforward_size=model.resolved_feedforward_size,
+            positions=model.resolved_positions,
+            tie_embeddings=model.resolved_tie_embeddings,
+            freeze_embeddings=config.embeddings_are_frozen,
+            rope_base=model.rope_base,
+            norm_epsilon=model.norm_epsilon,
+            dropout=model.dropout,
+        )
+
+    @property
+    def predicts_embedding(self) -> bool:
+        """Whether the output is a vector like the tokens' embeddings, and not a score for each token."""
+        return self.objective.kind == "embedding"
+
+    @property
+    def predicts_last_only(self) -> bool:
+        """Whether the network has learned to say only what follows a whole window."""
+        return self.architecture == "dense" or self.objective.kind == "last_token"
+
+
+def _check_embeddings(embeddings_VE: Tensor, config: Config, vocab_size: int) -> None:
+    """Refuse embeddings that do not fit the vocabulary or the network."""
+    num_tokens, size = embeddings_VE.shape
+    if num_tokens != vocab_size:
+        raise UserError(f"the embeddings are for {num_tokens} tokens, but the vocabulary has {vocab_size}")
+    wanted = config.model.width if config.model.needs_embeddings_of_its_width else config.model.embedding_size
+    if wanted not in (None, size):
+        raise UserError(
+            f"the embeddings have size {size}, but the {config.model.architecture} network takes {wanted}; set "
+            f"{'model.width' if config.model.needs_embeddings_of_its_width else 'model.embedding_size'}={size}"
+        )
