@@ -89,7 +89,7 @@ def test_the_whole_journey_without_java(place: Path) -> None:
     assert len(scores) == 5
     assert 0 < sum(scores) <= 1
     figures = json.loads(ok("evaluate", "run", "corpus.txt", "--json", cwd=place))
-    assert set(figures) == {"loss", "perplexity", "bits_per_byte", "accuracy", "tokens", "text_bytes"}
+    assert set(figures) == {"loss", "perplexity", "bits_per_byte", "accuracy", "top1_accuracy", "tokens", "text_bytes"}
     assert "perplexity" in ok("evaluate", "run", "corpus.txt", cwd=place)
     assert "2 of 2 epochs done" in ok("report", "run", cwd=place)
 
