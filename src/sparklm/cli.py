@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from sparklm.config import Config
     from sparklm.config.resolve import Resolution
+    from sparklm.inference.model_zip import TrainedModel
     from sparklm.storage import Folder
     from sparklm.training.placement import Placement
 
@@ -89,6 +90,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 @app.command()
 def train(
     corpus: Corpus = None,
+    output: Annotated[
+        str | None, typer.Argument(metavar="[OUTPUT]", help="Also write the text that the model generates here.")
+    ] = None,
     config: ConfigFile = None,
     assignments: Assignments = None,
     preset: Preset = None,
@@ -115,7 +119,11 @@ def train(
 
     if resume and run is None:
         raise UserError("--resume needs --run DIR: which run to go on with")
-    flags = _source_flags(corpus, text_column, data_format, table) | {"spark.master": master, "output.run": run}
+    flags = _source_flags(corpus, text_column, data_format, table) | {
+        "spark.master": master,
+        "output.run": run,
+        "output.text": output,
+    }
     resolution = _resolve(preset, config, assignments, flags, resumed_run=run if resume else None)
     resolved = resolution.config
     folder = Folder(resolved.output.run or _new_run_name())
@@ -262,16 +270,26 @@ def generate(
 @app.command()
 def predict(
     model: Model,
-    context: Annotated[str, typer.Argument(metavar="CONTEXT", help="The text so far.")],
+    context: Annotated[str | None, typer.Argument(metavar="[CONTEXT]", help="The text so far.")] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="How many tokens to list.")] = 5,
+    dataset: Annotated[
+        str | None,
+        typer.Option("--dataset", metavar="DIR", help="Instead of a context: the windows of a prepared dataset."),
+    ] = None,
+    first: Annotated[int, typer.Option("--first", min=1, help="How many windows of the dataset to show.")] = 5,
     as_json: Json = False,
 ) -> None:
     """List the likeliest next tokens with their scores."""
     from sparklm.inference.generate import encode_prompt, predict_next
     from sparklm.inference.model_zip import load_model
 
+    if (context is None) == (dataset is None):
+        raise UserError("give a context, or --dataset DIR: one of them")
     trained = load_model(model)
-    tokens, note = encode_prompt(trained, context)
+    if dataset is not None:
+        _print_trials(trained, dataset, top, first)
+        return
+    tokens, note = encode_prompt(trained, str(context))
     _tell(note)
     candidates = predict_next(trained, tokens, top)
     if as_json:
@@ -281,6 +299,27 @@ def predict(
     for rank, candidate in enumerate(candidates, start=1):
         token = json.dumps(candidate.text, ensure_ascii=False)
         print(f"{rank:>4}  {candidate.token_id:>6}  {math.floor(candidate.score * 1e6) / 1e6:>8.6f}  {token}")
+
+
+def _print_trials(trained: TrainedModel, dataset: str, top: int, first: int) -> None:
+    """Print what a model says after the windows of its text, and how many it has learned."""
+    from sparklm.inference.generate import try_windows
+    from sparklm.storage import Folder
+    from sparklm.text.shards import Dataset
+
+    opened = Dataset(Folder(dataset))
+    if opened.tokenizer.fingerprint != trained.tokenizer.fingerprint:
+        raise UserError(f"{dataset} was made with another tokenizer than the model")
+    trials = list(try_windows(trained, opened, top))
+    for number, trial in enumerate(trials[:first]):
+        indices = ", ".join(str(candidate.token_id) for candidate in trial.candidates)
+        print(f"Sequence {number} - Label max index: {trial.label}, Top {top} Prediction indices: {indices}")
+        print(f"Sequence {number} - Label (translated): {trial.label_text}")
+        for candidate in trial.candidates:
+            print(f"Prediction index: {candidate.token_id} (translated: {candidate.text}), Score: {candidate.score}")
+    unique = [trial for trial in trials if trial.is_unique]
+    learned = sum(trial.is_learned for trial in unique)
+    print(f"{learned} of {len(unique)} windows with a unique continuation have it as the likeliest token")
 
 
 @app.command()

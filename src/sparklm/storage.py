@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import tempfile
 import time
 import uuid
@@ -27,6 +28,7 @@ from typing import Any
 from sparklm.errors import UserError
 
 _RENAMING_PROTOCOLS = ("hdfs", "webhdfs")  # file systems where a visible file may still be growing
+_HDFS_PORT = 8020
 _EXTRAS = {"s3": "pip install 'sparklm[s3]'"}
 # What the operating system says about a place that was badly chosen, rather than about a machine in trouble.
 _BAD_PLACE = {
@@ -64,6 +66,16 @@ def open_filesystem(url: str) -> tuple[Any, str]:
     except (ValueError, OSError) as error:
         raise UserError(f"{url}: sparklm cannot reach this file system ({error})") from error
     return filesystem, path
+
+
+def is_answering(url: str, timeout_seconds: float = 1.0) -> bool:
+    """Say whether anything listens at the host and port of an address (HDFS's port where there is none)."""
+    host, _, port = split_url(url)[1].partition("/")[0].partition(":")
+    try:
+        with socket.create_connection((host or "localhost", int(port or _HDFS_PORT)), timeout_seconds):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 @dataclass(frozen=True)

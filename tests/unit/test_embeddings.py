@@ -62,7 +62,7 @@ def test_lines_of_many_forms(
     tmp_path: Path, separator: str, with_id: bool, with_token: bool, header: str, wrap: str
 ) -> None:
     notes = check(text_file(tmp_path / "embeddings.csv", separator, with_id, with_token, header, wrap))
-    named = " and ".join(name for name, there in (("token", with_token), ("id", with_id)) if there)
+    named = ", ".join(name for name, there in (("token", with_token), ("id", with_id)) if there)
     assert notes[0].startswith(f"embeddings: {named} and 3 numbers a line in ")
 
 

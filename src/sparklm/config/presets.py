@@ -94,6 +94,7 @@ PRESETS: dict[str, dict[str, object]] = {
     # A recurrent network with a softmax at every step, to learn a few sentences by heart.
     "s4-rnn": {
         **_AS_THEN,
+        "data.format": "lines",
         "data.window_size": 4,
         "data.stride": 1,
         "data.validation_fraction": 0.0,

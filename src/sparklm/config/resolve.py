@@ -18,7 +18,7 @@ from sparklm.config.presets import DEFAULT_PRESET, preset_values
 from sparklm.config.seeds import ALIASES, CLUSTER_ALIASES, SYSTEM_PRESETS, translate
 from sparklm.config.tree import Config
 from sparklm.errors import UserError
-from sparklm.storage import split_url
+from sparklm.storage import is_answering, split_url
 
 _PROPERTIES = "spark.properties."
 _TWO_WAYS_TO_SAY = {"data.stride": "data.overlap", "data.overlap": "data.stride"}
@@ -165,6 +165,15 @@ def _drop_impossible_properties(values: dict[str, object], provenance: dict[str,
             f"spark.local.dir = {local_directory!r} is not used: Spark keeps scratch files on local disks only; "
             "using its own default"
         )
+    default_folder = f"{_PROPERTIES}spark.hadoop.fs.defaultFS"
+    for key in (default_folder, f"{_PROPERTIES}spark.eventLog.dir"):
+        address = str(values.get(key, ""))
+        if split_url(address)[0] == "hdfs" and not is_answering(address):
+            del values[key], provenance[key]
+            instead = (
+                "paths without a protocol are on local disks" if key == default_folder else "using Spark's default"
+            )
+            notes.append(f"{key.removeprefix(_PROPERTIES)} = {address!r} is not used: it does not answer; {instead}")
     jars = values.get(f"{_PROPERTIES}spark.jars")
     if jars is not None and master.startswith("local") and split_url(str(jars))[0] != "file":
         del values[f"{_PROPERTIES}spark.jars"], provenance[f"{_PROPERTIES}spark.jars"]

@@ -6,12 +6,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from sparklm.config import DataConfig
 from sparklm.errors import UserError
 from sparklm.inference.model_zip import TrainedModel
 from sparklm.models.cache import Cache
+from sparklm.text.shards import Dataset
 
 _COLDEST = 1e-6  # below this temperature chance has no say
 
@@ -163,3 +166,36 @@ def predict_next(trained: TrainedModel, context: Sequence[int], top: int) -> lis
         Candidate(token_id=token_id, text=trained.tokenizer.token_text(token_id), score=score)
         for score, token_id in zip(best.values.tolist(), best.indices.tolist(), strict=True)
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowTrial:
+    """What a model says after a window of a text, and what the text says."""
+
+    label: int
+    label_text: str
+    is_unique: bool  # everywhere in the text the same token follows these
+    candidates: list[Candidate]
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether the likeliest token is the text's."""
+        return self.candidates[0].token_id == self.label
+
+
+def try_windows(trained: TrainedModel, dataset: Dataset, top: int, most: int = 10_000) -> Iterator[WindowTrial]:
+    """Ask the model what follows each window of a dataset's training text, at every place, up to a number of them."""
+    size = trained.model.shape.context_length
+    windows = dataset.windows(dataset.train, DataConfig(window_size=size), stride=1)
+    starts = windows.starts(np.arange(min(most, windows.num_windows)))
+    rows = [tuple(row) for row in dataset.train.windows(starts, size).tolist()]
+    followers: dict[tuple[int, ...], set[int]] = {}
+    for *context, label in rows:
+        followers.setdefault(tuple(context), set()).add(label)
+    for *context, label in rows:
+        yield WindowTrial(
+            label=label,
+            label_text=trained.tokenizer.token_text(label),
+            is_unique=len(followers[tuple(context)]) == 1,
+            candidates=predict_next(trained, context, top),
+        )

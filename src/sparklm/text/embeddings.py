@@ -271,7 +271,7 @@ def _from_text(data: bytes, address: str) -> _Rows:
         vectors=vectors,
         ids=None if id_column is None else _ids([fields[id_column] for _, fields in rows], places),
         tokens=None if token_column is None else [fields[token_column] for _, fields in rows],
-        form=f"{' and '.join(named)} and {vectors.shape[1]} numbers a line",
+        form=f"{', '.join(named)} and {vectors.shape[1]} numbers a line",
         places=places,
     )
 
