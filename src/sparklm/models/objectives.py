@@ -91,7 +91,8 @@ def _token_loss(features_NC: Tensor, targets_N: Tensor, weight_VC: Tensor, label
 class _ChunkedCrossEntropy(torch.autograd.Function):
     """Takes each chunk's gradients while its scores are there, so that they need not be kept or made again.
 
-    Costs the time of the direct way and memory for one chunk of scores, whatever the size of the batch.
+    Holds one chunk of scores and two gradients of the output layer, whatever the size of the batch. Measured with 32 k
+    tokens and 2048 predictions: about half the memory of the direct way, and a quarter to a third more time.
     """
 
     @staticmethod
