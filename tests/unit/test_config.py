@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pydantic
@@ -274,9 +275,7 @@ def test_the_lstm_systems_file_is_understood_as_it_is(tmp_path: Path) -> None:
     assert (config.data.window_size, config.data.window_stride, config.model.width) == (64, 32, 64)
     assert (config.spark.app_name, config.spark.master) == ("Spark LLM", "local[*]")
     assert config.spark.properties == {
-        "spark.hadoop.fs.defaultFS": "hdfs://localhost:9000/",
         "spark.executor.memory": "4g",
-        "spark.eventLog.dir": "hdfs://localhost:9000/spark/events",
         "spark.rdd.compress": "true",
         "spark.io.compression.codec": "lz4",
     }
@@ -289,7 +288,21 @@ def test_the_lstm_systems_file_is_understood_as_it_is(tmp_path: Path) -> None:
     assert "has model.lstmLayerSize, so it starts from the preset s0-lstm" in about
     assert "spark.local.dir = 'hdfs://localhost:9000/spark/tmp' is not used" in about
     assert "spark.jars" in about
+    assert (
+        "spark.hadoop.fs.defaultFS = 'hdfs://localhost:9000/' is not used: it does not answer; paths without" in about
+    )
+    assert "spark.eventLog.dir = 'hdfs://localhost:9000/spark/events' is not used: it does not answer" in about
     assert "metrics.similarity_threshold" not in about
+
+
+def test_an_hdfs_that_is_there_is_used(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"hdfs://127.0.0.1:{server.getsockname()[1]}"
+        text = S0.replace("hdfs://localhost:9000", address)
+        resolution = resolve(config_file=write(tmp_path, "application.conf", text))
+    assert resolution.config.spark.properties["spark.hadoop.fs.defaultFS"] == f"{address}/"
+    assert resolution.config.spark.properties["spark.eventLog.dir"] == f"{address}/spark/events"
+    assert "does not answer" not in "\n".join(resolution.notes)
 
 
 def test_the_dense_systems_paths_are_honoured(tmp_path: Path) -> None:
