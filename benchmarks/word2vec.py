@@ -173,12 +173,12 @@ def prepare_dataset(source: Path, megabytes: float, tokenizer: str, vocab_size: 
 
 
 def print_speed(runs: dict[str, list[Run]]) -> None:
-    print("| | median words/s | spread | to gensim |\n|---|---|---|---|")
+    medians = {name: statistics.median(run.words_per_second for run in made) for name, made in runs.items()}
+    print("| | median words/s | spread | to gensim, 1 | to gensim, 2 |\n|---|---|---|---|---|")
     for name, made in runs.items():
         rates = [run.words_per_second for run in made]
-        peer = statistics.median(run.words_per_second for run in runs[f"gensim, {name.partition(', ')[2]}"])
-        ratio = statistics.median(rates) / peer
-        print(f"| {name} | {statistics.median(rates):,.0f} | {min(rates):,.0f} to {max(rates):,.0f} | {ratio:.2f} |")
+        ratios = " | ".join(f"{medians[name] / medians[peer]:.2f}" for peer in ("gensim, 1", "gensim, 2"))
+        print(f"| {name} | {medians[name]:,.0f} | {min(rates):,.0f} to {max(rates):,.0f} | {ratios} |")
 
 
 def print_quality(runs: dict[str, list[Run]], judge: Judge) -> None:

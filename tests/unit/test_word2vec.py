@@ -208,7 +208,7 @@ def test_the_number_of_parts_follows_the_number_of_tokens(dataset: Dataset) -> N
     )
     assert make_plan(manifest, SETTINGS).num_parts == 1
     assert make_plan(manifest, SETTINGS.model_copy(update={"parts": 8})).num_parts == 1, "too little for two"
-    assert make_plan(large, SETTINGS).num_parts == 25
+    assert make_plan(large, SETTINGS).num_parts == 6
 
 
 def test_rows_move_by_the_mean_of_those_who_moved_them() -> None:

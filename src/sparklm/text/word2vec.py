@@ -39,7 +39,7 @@ from sparklm.text.tokenizer import Tokenizer
 from sparklm.text.windows import Int64Array, derive_seed
 
 _CHUNK_TOKENS = 1 << 16
-_PART_TOKENS = 4_000_000  # a part for each of these, unless the settings say how many
+_PART_TOKENS = 16_000_000  # a part for each of these, unless the settings say how many
 _ROUND_CHUNKS = 8  # of each part, where parts must meet
 _LONE_ROUND_CHUNKS = 64  # where there is only one part, a round is no more than a checkpoint
 _LARGEST_BOOST = 2.0
