@@ -216,7 +216,7 @@ def embed(
     if not out.endswith(".safetensors"):
         raise UserError(f"--out {out}: embeddings are written as safetensors; let the name end in .safetensors")
     folder, name = split_address(out)
-    is_there = folder.exists(name)
+    is_there, work = folder.exists(name), folder / f".{name}.work"
     if is_there and (kind or size or assignments or config):
         raise UserError(f"{out} is there already; choose another --out, or leave out the settings to look at it")
     opened = Dataset(Folder(dataset))
@@ -224,15 +224,16 @@ def embed(
     if is_there:
         embeddings = read_embeddings(out, opened.tokenizer)
     else:
-        flags = {"data.embeddings": kind, "model.embedding_size": size, "spark.master": master}
-        resolved = _resolve(None, config, assignments, flags).config
-        resolved = _with_embedding_defaults(resolved)
+        resolved = _resolve(None, config, assignments, {"data.embeddings": kind, "spark.master": master}).config
+        kind = resolved.data.embeddings or "word2vec"
         folder.check_writable()
         _check_placement(resolved)
         with _placed(resolved) as placement:
-            embeddings = make_embeddings(resolved, opened, folder / f".{name}.work", placement.run_tasks, _tell_round)
+            embeddings = make_embeddings(
+                kind, size or _EMBEDDING_SIZE, resolved, opened, work, placement.run_tasks, _tell_round
+            )
         write_embeddings(folder, name, embeddings.vectors)
-        (folder / f".{name}.work").remove()
+        work.remove()
     for note in embeddings.notes:
         _tell(note)
     for token in tokens:
@@ -432,14 +433,6 @@ def _source_flags(
     corpus: str | None, text_column: str | None, data_format: str | None, table: str | None
 ) -> dict[str, str | None]:
     return {"data.corpus": corpus, "data.text_column": text_column, "data.format": data_format, "data.table": table}
-
-
-def _with_embedding_defaults(config: Config) -> Config:
-    """Fill in what `embed` does where nothing is said: Word2Vec of the usual size."""
-    data = config.data.model_copy(update={"embeddings": config.data.embeddings or "word2vec"})
-    model = config.model.model_copy(update={"embedding_size": config.model.embedding_size or _EMBEDDING_SIZE})
-    is_file = data.embeddings not in ("random", "word2vec")
-    return config.model_copy(update={"data": data, "model": config.model if is_file else model})
 
 
 def _tell_round(done: int, total: int) -> None:

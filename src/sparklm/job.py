@@ -18,7 +18,7 @@ from sparklm.config import Config
 from sparklm.errors import UserError
 from sparklm.inference.generate import Sampling, generate_text
 from sparklm.inference.model_zip import TrainedModel, load_model, pack_model
-from sparklm.models.shape import ModelShape
+from sparklm.models.shape import ModelShape, check_embeddings
 from sparklm.storage import Folder, split_address
 from sparklm.text.embeddings import EMBEDDINGS, WORD2VEC_ROUNDS, make_embeddings, write_embeddings
 from sparklm.text.prepare import check_corpus, corpus_address, is_unchanged, prepare
@@ -153,8 +153,8 @@ def _begin(config: Config, run: Folder, placement: Placement, watcher: JobWatche
         opened = Dataset(Folder(dataset) if dataset != "dataset" else run / dataset)
         make_plan(config, opened)
         _tell_short_documents(config, opened, watcher)
-        if config.data.embeddings is not None:
-            _write_embeddings(config, opened, run, placement, watcher)
+        if config.data.embeddings is not None and not run.exists(EMBEDDINGS):
+            _write_embeddings(config.data.embeddings, config, opened, run, placement, watcher)
         return create_run(run, config, dataset, manifest, _threads(config, placement)), manifest
     except UserError:
         if is_new:
@@ -169,12 +169,14 @@ def _tell_short_documents(config: Config, dataset: Dataset, watcher: JobWatcher)
         watcher.note(f"{count(windows.num_short, 'document')} shorter than a window ({needed} tokens): not trained on")
 
 
-def _write_embeddings(config: Config, dataset: Dataset, run: Folder, placement: Placement, watcher: JobWatcher) -> None:
-    """Make the embeddings that the config asks for, once."""
-    if run.exists(EMBEDDINGS):
-        return
-    watcher.stage("Training Word2Vec" if config.data.embeddings == "word2vec" else "Reading the embeddings")
-    embeddings = make_embeddings(config, dataset, run, placement.run_tasks)
+def _write_embeddings(
+    kind: str, config: Config, dataset: Dataset, run: Folder, placement: Placement, watcher: JobWatcher
+) -> None:
+    """Make the embeddings that the config asks for, and see that they fit the network."""
+    watcher.stage("Training Word2Vec" if kind == "word2vec" else "Making the embeddings")
+    size = config.model.embedding_size or config.model.width
+    embeddings = make_embeddings(kind, size, config, dataset, run, placement.run_tasks)
+    check_embeddings(embeddings.vectors.shape, config, dataset.manifest.vocab_size)
     for note in embeddings.notes:
         watcher.note(note)
     write_embeddings(run, EMBEDDINGS, embeddings.vectors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -49,7 +50,7 @@ class ModelShape(BaseModel):
         """Take the sizes from the config tree, and that of the embeddings from given ones."""
         model, training = config.model, config.training
         if embeddings_VE is not None:
-            _check_embeddings(embeddings_VE, config, vocab_size)
+            check_embeddings(embeddings_VE.shape, config, vocab_size)
         given_size = None if embeddings_VE is None else embeddings_VE.shape[1]
         return cls(
             architecture=model.architecture,
@@ -86,9 +87,9 @@ class ModelShape(BaseModel):
         return self.architecture == "dense" or self.objective.kind == "last_token"
 
 
-def _check_embeddings(embeddings_VE: Tensor, config: Config, vocab_size: int) -> None:
-    """Refuse embeddings that do not fit the vocabulary or the network."""
-    num_tokens, size = embeddings_VE.shape
+def check_embeddings(shape: Sequence[int], config: Config, vocab_size: int) -> None:
+    """Refuse embeddings, of a shape (V, E), that do not fit the vocabulary or the network."""
+    num_tokens, size = shape
     if num_tokens != vocab_size:
         raise UserError(f"the embeddings are for {num_tokens} tokens, but the vocabulary has {vocab_size}")
     wanted = config.model.width if config.model.needs_embeddings_of_its_width else config.model.embedding_size

@@ -60,18 +60,19 @@ class _Rows:
 
 
 def make_embeddings(
+    kind: str,
+    size: int,
     config: Config,
     dataset: Dataset,
     work: Folder,
     run_tasks: RunTasks,
     on_round: Callable[[int, int], None] | None = None,
 ) -> Embeddings:
-    """Make what `data.embeddings` asks for: random vectors, Word2Vec's, or those of a file.
+    """Make embeddings of a kind: random vectors of a size, Word2Vec's, or those of a file, which have their own size.
 
     `work` holds what a stopped Word2Vec needs to go on; `on_round` hears how many of its rounds are done, of how many.
     """
-    kind, vocab_size, seed = config.data.embeddings, dataset.manifest.vocab_size, config.training.seed
-    size = config.model.embedding_size or config.model.width
+    vocab_size, seed = dataset.manifest.vocab_size, config.training.seed
     if kind == "random":
         return Embeddings(vectors=random_embeddings(vocab_size, size, seed), notes=[])
     if kind == "word2vec":
@@ -83,12 +84,7 @@ def make_embeddings(
             vectors=train_word2vec(dataset.folder, work, settings, run_tasks, on_round),
             notes=[f"embeddings: Word2Vec of size {size}, trained on {len(dataset.train):,} tokens"],
         )
-    assert kind is not None, "embeddings are made only where they are asked for"
-    found = read_embeddings(kind, dataset.tokenizer)
-    given = config.model.embedding_size
-    if given is not None and given != found.vectors.shape[1]:
-        raise UserError(f"{kind} has vectors of size {found.vectors.shape[1]}, but model.embedding_size is {given}")
-    return found
+    return read_embeddings(kind, dataset.tokenizer)
 
 
 def random_embeddings(vocab_size: int, size: int, seed: int) -> FloatArray:
