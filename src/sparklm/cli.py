@@ -127,6 +127,11 @@ def train(
     resolution = _resolve(preset, config, assignments, flags, resumed_run=run if resume else None)
     resolved = resolution.config
     folder = Folder(resolved.output.run or _new_run_name())
+    if output is not None and os.path.exists(output) and not folder.exists():
+        raise UserError(
+            f"OUTPUT {output} is there already; choose another place for the generated text. To train on several "
+            "files, give their folder, or a glob in quotes"
+        )
     with ConsoleWatcher(_console(), quiet) as watcher:
         for note in resolution.notes:
             watcher.note(f"note: {note}")
@@ -227,6 +232,8 @@ def embed(
         resolved = _resolve(None, config, assignments, {"data.embeddings": kind, "spark.master": master}).config
         kind = resolved.data.embeddings or "word2vec"
         folder.check_writable()
+        if kind != "word2vec":
+            resolved = resolved.model_copy(update={"spark": resolved.spark.model_copy(update={"master": "none"})})
         _check_placement(resolved)
         with _placed(resolved) as placement:
             embeddings = make_embeddings(
@@ -243,7 +250,7 @@ def embed(
     if not is_there:
         rows, columns = embeddings.vectors.shape
         print(f"{rows:,} vectors of size {columns}\n  {out}")
-        print(f"next: {_program()} train {dataset} --set data.embeddings={out}")
+        print(f"next: {_program()} train {dataset} --set data.embeddings={out} --set model.width={columns}")
 
 
 @app.command()
@@ -288,7 +295,7 @@ def predict(
         raise UserError("give a context, or --dataset DIR: one of them")
     trained = load_model(model)
     if dataset is not None:
-        _print_trials(trained, dataset, top, first)
+        _print_trials(trained, dataset, top, first, as_json)
         return
     tokens, note = encode_prompt(trained, str(context))
     _tell(note)
@@ -302,7 +309,7 @@ def predict(
         print(f"{rank:>4}  {candidate.token_id:>6}  {math.floor(candidate.score * 1e6) / 1e6:>8.6f}  {token}")
 
 
-def _print_trials(trained: TrainedModel, dataset: str, top: int, first: int) -> None:
+def _print_trials(trained: TrainedModel, dataset: str, top: int, first: int, as_json: bool) -> None:
     """Print what a model says after the windows of its text, and how many it has learned."""
     from sparklm.inference.generate import try_windows
     from sparklm.storage import Folder
@@ -312,6 +319,9 @@ def _print_trials(trained: TrainedModel, dataset: str, top: int, first: int) -> 
     if opened.tokenizer.fingerprint != trained.tokenizer.fingerprint:
         raise UserError(f"{dataset} was made with another tokenizer than the model")
     trials = list(try_windows(trained, opened, top))
+    if as_json:
+        print(json.dumps([asdict(trial) for trial in trials], ensure_ascii=False))
+        return
     for number, trial in enumerate(trials[:first]):
         indices = ", ".join(str(candidate.token_id) for candidate in trial.candidates)
         print(f"Sequence {number} - Label max index: {trial.label}, Top {top} Prediction indices: {indices}")
@@ -320,7 +330,10 @@ def _print_trials(trained: TrainedModel, dataset: str, top: int, first: int) -> 
             print(f"Prediction index: {candidate.token_id} (translated: {candidate.text}), Score: {candidate.score}")
     unique = [trial for trial in trials if trial.is_unique]
     learned = sum(trial.is_learned for trial in unique)
-    print(f"{learned} of {len(unique)} windows with a unique continuation have it as the likeliest token")
+    print(
+        f"{learned} of {len(unique)} windows with a unique continuation have it as the likeliest token "
+        f"({len(trials)} windows looked at)"
+    )
 
 
 @app.command()

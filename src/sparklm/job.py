@@ -153,7 +153,7 @@ def _begin(config: Config, run: Folder, placement: Placement, watcher: JobWatche
         opened = Dataset(Folder(dataset) if dataset != "dataset" else run / dataset)
         make_plan(config, opened)
         _tell_short_documents(config, opened, watcher)
-        if config.data.embeddings is not None and not run.exists(EMBEDDINGS):
+        if config.data.embeddings is not None:
             _write_embeddings(config.data.embeddings, config, opened, run, placement, watcher)
         return create_run(run, config, dataset, manifest, _threads(config, placement)), manifest
     except UserError:

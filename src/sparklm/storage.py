@@ -15,6 +15,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -239,7 +240,7 @@ def cached_copy(folder: Folder, name: str, sha256: str) -> Path:
 def _cache_folder() -> Path:
     place = os.environ.get("SPARKLM_CACHE")
     if place:
-        return Path(place)
+        return Path(place) / "sparklm"
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     nearest = next((folder for folder in (base, *base.parents) if folder.exists()), base)
     if os.access(nearest, os.W_OK):
@@ -250,6 +251,8 @@ def _cache_folder() -> Path:
 def _make_room(cache: Path, num_bytes: int) -> None:
     files = []
     for path in cache.iterdir():
+        if re.fullmatch(r"[0-9a-f]{64}", path.name) is None:
+            continue  # not ours, or not complete
         with contextlib.suppress(FileNotFoundError):  # another process may be making room, too
             files.append((path.stat().st_atime_ns, path.stat().st_size, path))
     room = (shutil.disk_usage(cache).free + sum(size for _, size, _ in files)) // 2 - num_bytes

@@ -104,6 +104,14 @@ def test_prepare_then_train_from_its_dataset(place: Path) -> None:
     assert not (place / "run" / "dataset").exists()
 
 
+def test_a_second_text_file_is_not_overwritten(place: Path) -> None:
+    (place / "two.txt").write_text("precious")
+    result = sparklm("train", "corpus.txt", "two.txt", "--master", "none", cwd=place)
+    assert result.returncode == 2
+    assert "OUTPUT two.txt is there already" in result.stderr
+    assert (place / "two.txt").read_text() == "precious"
+
+
 def test_token_ids_in_embeddings_and_a_model_out(place: Path) -> None:
     (place / "ids.txt").write_text(" ".join(str(number % 13) for number in range(400)))
     printed = ok("prepare", "ids.txt", "--out", "data", "--master", "none", cwd=place)

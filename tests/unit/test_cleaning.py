@@ -51,6 +51,11 @@ def test_a_licence_is_cut_off_a_book_and_nothing_else() -> None:
     assert counts["licence_bytes"] == len(BOOK) - len("Once upon a time.\n")
 
 
+def test_a_document_that_only_speaks_of_an_end_is_left_as_it_is() -> None:
+    text = "hello\nEnd of the Project Gutenberg era, they said.\nand much more"
+    assert cleaned(documents_of(text), gutenberg=True)[0] == [text]
+
+
 def test_a_book_in_several_chunks_ends_where_it_ends() -> None:
     middle = BOOK.index("upon")
     end = BOOK.index("The licence")
@@ -75,9 +80,11 @@ def test_short_and_empty_documents_are_left_out_apart() -> None:
     assert (counts["short_documents"], counts["empty_documents"]) == (2, 1)
 
 
-def test_a_document_whose_text_comes_late_is_kept_whole() -> None:
+def test_a_document_whose_text_comes_late_is_kept_from_there() -> None:
     chunks = [make_chunk("a", b"  ", starts=True, ends=False), make_chunk("a", b"text", starts=False, ends=True)]
-    assert cleaned(chunks)[0] == ["  ", "text"]
+    texts, counts = cleaned(chunks)
+    assert texts == ["text"]
+    assert (counts["kept_bytes"], counts["empty_bytes"], counts["empty_documents"]) == (4, 2, 0)
     assert cleaned(chunks, min_length=5)[0] == []
 
 

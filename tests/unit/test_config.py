@@ -208,6 +208,20 @@ def test_heads_follow_the_width_unless_given(width: int, heads: int) -> None:
     assert ModelConfig(width=width).resolved_heads == heads
 
 
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        (["data.format=txt"], "format 'txt' is unknown; did you mean text"),
+        (["data.format=a b"], "format 'a b' is none of auto, text"),
+        (["data.format=orc"], "format orc needs a corpus"),
+        (["data.table=a.b", "data.corpus=c"], "table a.b and corpus c are two sources"),
+    ],
+)
+def test_a_source_that_makes_no_sense_is_refused(assignments: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        resolve(assignments=assignments)
+
+
 # The config blocks of the earlier systems, as they stand in their descriptions.
 S0 = """
 training { learningRate = 0.001, batchSize = 32, epochs = 10 }

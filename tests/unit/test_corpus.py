@@ -299,3 +299,80 @@ def test_a_json_line_that_is_too_long_is_refused_with_its_place(tmp_path: Path, 
     path.write_text('{"text": "fine"}\n{"text": "' + "x" * (1 << 20) + '"}\n')
     with pytest.raises(UserError, match=r"a\.jsonl, byte 17: a line of more than 1 MiB is no document"):
         chunks_of(cut_pieces(list_sources(str(path)), 5000))
+
+
+class BucketFile(fsspec.spec.AbstractBufferedFile):
+    """A file as buckets have them: fetched by ranges."""
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return BUCKET[self.path][start:end]
+
+
+class Bucket(fsspec.AbstractFileSystem):
+    """A file system like that of an object store."""
+
+    protocol = "bucket"
+
+    def ls(self, path: str, detail: bool = True, **options):
+        path = self._strip_protocol(path)
+        names = [name for name in BUCKET if name == path or name.startswith(f"{path}/")]
+        files = [{"name": name, "size": len(BUCKET[name]), "type": "file"} for name in names]
+        return files if detail else names
+
+    def _open(self, path: str, mode: str = "rb", **options) -> BucketFile:
+        return BucketFile(self, path, mode, size=len(BUCKET[path]))
+
+
+BUCKET = {
+    "shelf/a.jsonl": b'{"text": "first"}\n{"text": "second"}\n',
+    "shelf/b.txt": b"line of text\n" * 500,
+    "shelf/c.csv.gz": gzip.compress(b"text\nthird\n"),
+    "shelf/.hidden/d.txt": b"not this",
+}
+
+
+@pytest.mark.parametrize("address", ["bucket://shelf", "bucket://shelf/"])
+def test_files_in_a_bucket_are_read_in_pieces(address: str) -> None:
+    fsspec.register_implementation("bucket", Bucket, clobber=True)
+    sources = list_sources(address)
+    assert [source.name for source in sources] == ["a.jsonl", "b.txt", "c.csv.gz"]
+    texts: dict[str, str] = {}
+    for chunk in chunks_of(cut_pieces(sources, 1000)):
+        texts[chunk.document] = texts.get(chunk.document, "") + chunk.data.decode()
+    assert list(texts.values()) == ["first", "second", "line of text\n" * 500, "third"]
+
+
+def test_the_last_word_of_a_compressed_file_stays_whole(tmp_path: Path) -> None:
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"say hello"))
+    assert [chunk.data for chunk in chunks_of(cut_pieces(list_sources(str(tmp_path))))] == [b"say hello"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.parquet.gz", gzip.compress(b"PAR1"), "parquet compresses by itself"),
+        ("a.jsonl", b"[" * 100_000, "this line is not JSON"),
+        ("a.jsonl", b'{"text": "a\0b"}', "holds a zero byte near offset 11"),
+        ("a.csv", b"text\na\0b\n", "row 0 holds a zero byte"),
+    ],
+)
+def test_more_that_cannot_be_read_is_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        chunks_of(cut_pieces(list_sources(str(tmp_path))))
+
+
+def test_json_with_invalid_utf8_is_repaired_and_long_numbers_do_not_matter(tmp_path: Path) -> None:
+    line = b'{"id": ' + b"9" * 5000 + b', "text": "caf\xe9"}\n'
+    (tmp_path / "a.jsonl").write_bytes(line + b'{"text": "\\ud800"}\n')
+    chunks = chunks_of(cut_pieces(list_sources(str(tmp_path))))
+    assert [chunk.data.decode() for chunk in chunks] == ["caf\ufffd", "\ufffd\ufffd\ufffd"]
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": 5}\n')
+    with pytest.raises(UserError, match="'text' is a int, not a text"):
+        chunks_of(cut_pieces(list_sources(str(tmp_path))))
+
+
+def test_an_empty_csv_is_no_document(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"")
+    (tmp_path / "b.csv").write_bytes(b"text\nwords\n")
+    assert documents(tmp_path) == ["words"]

@@ -72,6 +72,58 @@ def test_a_quoted_comma_is_a_token(tmp_path: Path) -> None:
     check(path)
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "id,0,1,2\n{the},1,2,-3\n{king},4,5.5,6\n{comma},.5,.5,.5\n",
+        'token,id,0,1,2\nthe,{the},1,2,-3\nking,{king},4,5.5,6\n",",{comma},.5,.5,.5\n',
+        'token,count,v1,v2,v3\nthe,70,1,2,-3\nking,5,4,5.5,6\n",",9,.5,.5,.5\n',
+        'the,1,2,-3,\nking,4,5.5,6,\n",",.5,.5,.5,\n',
+        "3 3\nthe 1 2 -3\nking 4 5.5 6\n, .5 .5 .5\n",
+    ],
+)
+def test_headers_counts_and_whole_numbers_are_told_apart(tmp_path: Path, lines: str) -> None:
+    path = tmp_path / "vectors"
+    path.write_text(lines.format(the=IDS["the"], king=IDS["king"], comma=IDS[","]))
+    check(path)
+
+
+def test_a_token_with_a_space_does_not_make_a_text_binary(tmp_path: Path) -> None:
+    path = tmp_path / "vectors"
+    path.write_text("4 3\nNew York .1 .2 .3\nthe 1 2 -3\nking 4 5.5 6\n, .5 .5 .5\n")
+    found = read_embeddings(str(path), TOKENIZER)
+    assert found.vectors[IDS["king"]].tolist() == VECTORS["king"]
+
+
+@pytest.mark.parametrize("kind", ["list", "large_list", "fixed"])
+def test_parquet_lists_of_every_kind(tmp_path: Path, kind: str) -> None:
+    types = {
+        "list": pyarrow.list_(pyarrow.float32()),
+        "large_list": pyarrow.large_list(pyarrow.float64()),
+        "fixed": pyarrow.list_(pyarrow.float32(), 3),
+    }
+    vectors = pyarrow.array(list(VECTORS.values()), types[kind])
+    table = pyarrow.table({"id": [IDS[word] for word in VECTORS], "count": [1, 2, 3], "vector": vectors})
+    pyarrow.parquet.write_table(table, tmp_path / "table")
+    check(tmp_path / "table")
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"id": [1.5], "vector": [[1.0]]}, "the column 'id' is of type double, not whole numbers"),
+        ({"id": [None, 1], "vector": [[1.0], [2.0]]}, "the column 'id' has 1 empty places"),
+        ({"token": ["a"], "name": ["b"]}, "has no list column and no columns of decimal numbers"),
+        ({"name": ["b"]}, "has no column 'id' or 'token', only name"),
+        ({"token": ["a", "b"], "vector": [[1.0], [1.0, 2.0]]}, "row 1: a vector of 2 numbers"),
+    ],
+)
+def test_parquet_that_does_not_fit_is_refused(tmp_path: Path, columns: dict, message: str) -> None:
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "table")
+    with pytest.raises(UserError, match=message):
+        read_embeddings(str(tmp_path / "table"), TOKENIZER)
+
+
 @pytest.mark.parametrize("as_list", [True, False])
 def test_parquet(tmp_path: Path, as_list: bool) -> None:
     numbers = np.array(list(VECTORS.values()))
@@ -99,7 +151,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert read_embeddings(str(tmp_path / "mine.safetensors"), TOKENIZER).vectors.tobytes() == vectors.tobytes()
     assert random_embeddings(TOKENIZER.vocab_size, 8, seed=4).tobytes() != vectors.tobytes()
     save_file({"a": vectors, "b": vectors}, tmp_path / "two.safetensors")
-    with pytest.raises(UserError, match="no tensor 'embeddings', only a, b"):
+    with pytest.raises(UserError, match="no matrix 'embeddings', only a \\(6, 8\\), b \\(6, 8\\)"):
         read_embeddings(str(tmp_path / "two.safetensors"), TOKENIZER)
 
 
@@ -116,6 +168,11 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         (b"\x00\x01\x02", r"is neither text nor parquet"),
         (b"PAR1 but no more", r"cannot be read as parquet"),
         (b"\x08\0\0\0\0\0\0\0{broken}", r"is not a safetensors file"),
+        (b"token,id,v1\n", r"has a header and nothing else"),
+        (b"the\nof\n", r"has no vectors"),
+        (b"5 2\nthe 1 2\nking 3 4\n", r"says 5 vectors, but has 2; is it cut off"),
+        (b"2 3\nthe 1.5 2 3\nking 3 4\n", r"line 3: a vector of 2 numbers, but the first one has 3"),
+        (b"the," + b"9" * 5000 + b",0.5\nking,1,0.5\n", r"is not a token id"),
         (b"0.5,0.25\n0.5,0.25\n", r"none of its 2 rows is for a token"),
     ],
 )

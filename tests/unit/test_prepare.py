@@ -17,7 +17,7 @@ from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
 from sparklm.storage import Folder, cached_copy
 from sparklm.text.corpus import Piece
-from sparklm.text.prepare import Workers, group_pieces, prepare, sample_texts, split_of, split_tail
+from sparklm.text.prepare import FileCorpus, Workers, group_pieces, prepare, sample_texts, split_of, split_tail
 from sparklm.text.shards import Dataset, Manifest, Segment, TokenStream, is_dataset, read_manifest, token_dtype
 from sparklm.text.tokenizer_kinds import make_tokenizer
 from sparklm.text.windows import DocumentWindows
@@ -279,7 +279,7 @@ def test_the_tokenizer_sample_is_bounded_and_spread(tmp_path: Path) -> None:
     from sparklm.text.corpus import cut_pieces, list_sources
 
     pieces = cut_pieces(list_sources(str(tmp_path / "corpus")))
-    assert len(list(sample_texts(pieces, "text", limit_bytes=500))) == 5
+    assert len(list(sample_texts(pieces, "text", CleaningConfig(), limit_bytes=500))) == 5
 
 
 def test_the_manifest_accounts_for_every_shard(tmp_path: Path) -> None:
@@ -350,23 +350,28 @@ def test_a_remote_shard_is_kept_on_a_local_disk_and_checked(tmp_path: Path, monk
     for name, data in files_below(tmp_path / "dataset").items():
         remote.write_bytes(name, data)
     expected = Dataset(remote).train.read(0, 5).tolist()
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == [manifest.shards[0].sha256]
+    assert [path.name for path in (tmp_path / "cache" / "sparklm").iterdir()] == [manifest.shards[0].sha256]
     (remote / "shards").remove()
     assert Dataset(remote).train.read(0, 5).tolist() == expected
-    (tmp_path / "cache" / manifest.shards[0].sha256).write_bytes(b"\0" * manifest.shards[0].num_bytes)
-    with pytest.raises(UserError, match="does not fit its checksum"):
-        Dataset(remote).train.read(0, 5)
-    (tmp_path / "cache" / manifest.shards[0].sha256).unlink()
+    copy = tmp_path / "cache" / "sparklm" / manifest.shards[0].sha256
+    good = copy.read_bytes()
+    copy.write_bytes(b"\0" * manifest.shards[0].num_bytes)
+    (remote / "shards").write_bytes(manifest.shards[0].file, good)
+    assert Dataset(remote).train.read(0, 5).tolist() == expected, "a damaged copy is fetched again"
+    copy.unlink()
     (remote / "shards").write_bytes(manifest.shards[0].file, b"\0" * manifest.shards[0].num_bytes)
     with pytest.raises(UserError, match="does not fit its checksum"):
         Dataset(remote).train.read(0, 5)
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert list((tmp_path / "cache" / "sparklm").iterdir()) == []
 
 
 def test_the_cache_makes_room_for_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARKLM_CACHE", str(tmp_path))
+    cache = tmp_path / "sparklm"
+    (cache / "folder").mkdir(parents=True)
+    (cache / "thesis.tex").write_text("not ours")
     monkeypatch.setattr(
-        "shutil.disk_usage", lambda place: SimpleNamespace(free=200 - len(list(tmp_path.iterdir())) * 40)
+        "shutil.disk_usage", lambda place: SimpleNamespace(free=200 - (len(list(cache.iterdir())) - 2) * 40)
     )
     remote = Folder(f"memory://room-{tmp_path.name}")
     digests = []
@@ -378,5 +383,21 @@ def test_the_cache_makes_room_for_what_is_new(tmp_path: Path, monkeypatch: pytes
         if number == 1:
             cached_copy(remote, "0", digests[0])  # used again: 1 is older now
         if number == 2:
-            assert {path.name for path in tmp_path.iterdir()} == {digests[0], digests[2]}
-    assert {path.name for path in tmp_path.iterdir()} == {digests[2], digests[3]}
+            assert {path.name for path in cache.iterdir()} == {digests[0], digests[2], "folder", "thesis.tex"}
+    assert {path.name for path in cache.iterdir()} == {digests[2], digests[3], "folder", "thesis.tex"}
+
+
+def test_the_tokenizer_learns_from_what_cleaning_leaves(tmp_path: Path) -> None:
+    write_corpus(tmp_path, a="un cafe\u0301 tre\u0300s franc\u0327ais\n" * 20)
+    make(tmp_path, tokenizer="char", cleaning=CleaningConfig(unicode="NFC"), validation_fraction=0)
+    dataset = Dataset(Folder(str(tmp_path / "dataset")))
+    text = dataset.tokenizer.decode(dataset.train.read(0, len(dataset.train)).tolist())
+    assert text == "un caf\u00e9 tr\u00e8s fran\u00e7ais\n" * 20
+
+
+def test_compressed_files_count_for_more_text_than_bytes(tmp_path: Path) -> None:
+    write_corpus(tmp_path, a="plain")
+    packed = gzip.compress(b"packed")
+    (tmp_path / "corpus" / "b.txt.gz").write_bytes(packed)
+    corpus = FileCorpus(DataConfig(corpus=str(tmp_path / "corpus")), CleaningConfig(), InProcess())
+    assert corpus.text_bytes == len("plain") + 3 * len(packed)

@@ -37,10 +37,13 @@ def tokens_of(tmp_path: Path) -> list[int]:
         (b"15496 995 13\n", "ids"),
         (b"15496,995\r\n13, 7", "ids"),
         (b"[15496, 995]\n[13]\n", "ids"),
-        (b"hello,31373\nworld,995\n", "word ids"),
-        (b"hello\t31373 12\nworld\t[995]\n", "word ids"),
-        (b"a, b,12\n;,13\n", "word ids"),
-        (b"hello,31373\nworld\n", None),
+        (b"\xef\xbb\xbf15496 995", "ids"),
+        (b"hello,31373\nworld,995\n" * 5, "word ids"),
+        (b"hello\t31373 12\nworld\t[995]\n" * 5, "word ids"),
+        (b"a, b,12\n;,13\n ,220\n,,11\n" * 3, "word ids"),
+        (b"hello,31373\nworld,995\n", None),
+        (b"Bastille, 1789\nVersailles, 1789\n" * 9, None),
+        (b"hello,31373\nworld\n" * 9, None),
         (b"Chapter 1\n", None),
         (b"42", None),
         (b"", None),
@@ -65,9 +68,9 @@ def test_ids_are_the_tokens_and_what_was_assumed_is_said(tmp_path: Path, text: s
 
 def test_words_beside_ids_name_them(tmp_path: Path) -> None:
     path = tmp_path / "part-r-00000"
-    path.write_text("the,1\nking,3\nthe,1\nof both\t2 3\n")
+    path.write_text("the,1\nking,3\nthe,1\nof both\t2 3\n" * 3)
     manifest = make(tmp_path, path)
-    assert tokens_of(tmp_path)[:-1] == [1, 3, 1, 2, 3]
+    assert tokens_of(tmp_path)[:-1] == [1, 3, 1, 2, 3] * 3
     tokenizer = Dataset(Folder(str(tmp_path / "dataset"))).tokenizer
     assert tokenizer.decode([1, 3]) == "the king"
     assert tokenizer.encode("the king").tolist() == [1, 3]
@@ -85,7 +88,7 @@ def test_ids_of_a_named_tokenizer_mean_its_tokens(tmp_path: Path) -> None:
 def test_ids_beyond_the_vocabulary_are_refused_with_their_place(tmp_path: Path) -> None:
     path = tmp_path / "ids.txt"
     path.write_text("484 262\n50257 3\n")
-    with pytest.raises(UserError, match=r"ids\.txt: token id 50257 is beyond the vocabulary of the tokenizer gpt2"):
+    with pytest.raises(UserError, match=r"after byte 0: token id 50257 is beyond the vocabulary of the tokenizer gpt2"):
         make(tmp_path, path, tokenizer="gpt2")
     with pytest.raises(UserError, match=r"beyond the vocabulary of data\.vocab_size, which has ids 0 to 299"):
         make(tmp_path, path, vocab_size=300)
@@ -125,6 +128,22 @@ def test_text_and_ids_do_not_mix_and_ids_are_not_cleaned(tmp_path: Path) -> None
     manifest = make(tmp_path, tmp_path / "a.txt", format="text", tokenizer="byte")
     assert manifest.notes == []
     assert len(tokens_of(tmp_path)) == 5 + 1
+
+
+def test_a_file_that_names_its_end_of_text_is_taken_at_its_word(tmp_path: Path) -> None:
+    path = tmp_path / "words"
+    path.write_text("a,0\n<|endoftext|>,1\nb,2\n")
+    manifest = make(tmp_path, path, format="tokens")
+    tokenizer = Dataset(Folder(str(tmp_path / "dataset"))).tokenizer
+    assert (tokenizer.end_of_text, tokenizer.unknown, manifest.vocab_size) == (1, 3, 4)
+    assert tokens_of(tmp_path) == [0, 1, 2, 1]
+
+
+def test_numbers_that_are_no_ids_are_refused_before_a_vocabulary_is_made_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "numbers.txt"
+    path.write_text("5 2000000000")
+    with pytest.raises(UserError, match=r"after byte 0: token id 2000000000 is larger than any vocabulary's"):
+        make(tmp_path, path)
 
 
 def test_the_format_can_be_said(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ ObjectiveKind = Literal["next_token", "last_token", "embedding"]
 
 TOKENIZER_KINDS = ("bpe", "word", "char", "byte", "gpt2")
 TOKENIZER_FILES = (".json", ".tiktoken")
+_FORMAT_SLIPS = {"txt": "text", "md": "text", "line": "lines", "ids": "tokens", "token": "tokens", "ndjson": "jsonl"}
 FILE_FORMATS = ("auto", "text", "lines", "tokens", "jsonl", "csv", "parquet")
 
 
@@ -78,6 +79,8 @@ class DataConfig(Section):
             raise ValueError(
                 f"format {self.format!r} is none of {', '.join(FILE_FORMATS)}, nor a name that Spark knows"
             )
+        if self.format in _FORMAT_SLIPS:
+            raise ValueError(f"format {self.format!r} is unknown; did you mean {_FORMAT_SLIPS[self.format]}?")
         if self.table is None and self.is_table and self.corpus is None:
             raise ValueError(f"format {self.format} needs a corpus: where the data is")
         return self

@@ -21,9 +21,10 @@ SIGNATURE_SCHEMA = "shard int, document long, keys array<long>, values array<lon
 _ROWS_A_BATCH = 1000
 
 
-def find_duplicates_in_files(session: SparkSession, requests: Sequence[ShardRequest]) -> set[int]:
+def find_duplicates_in_files(session: SparkSession, requests: Sequence[ShardRequest], most_tasks: int) -> set[int]:
     """Sign the documents of files in tasks, and compare them."""
     orders = [request.model_dump_json() for request in requests]
+    num_tasks = min(len(orders), most_tasks)
     session.sparkContext.setJobGroup("sparklm prepare", "sparklm: find duplicates")
 
     def sign(batches: Iterator[Any]) -> Iterator[Any]:
@@ -33,7 +34,7 @@ def find_duplicates_in_files(session: SparkSession, requests: Sequence[ShardRequ
 
     return find_duplicates(
         session,
-        lambda: session.range(0, len(orders), 1, len(orders)).mapInArrow(sign, SIGNATURE_SCHEMA),
+        lambda: session.range(0, len(orders), 1, num_tasks).mapInArrow(sign, SIGNATURE_SCHEMA),
         requests[0],
     )
 

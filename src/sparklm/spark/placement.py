@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sparklm.config import DataConfig, SparkConfig
+from sparklm.config import CleaningConfig, DataConfig, SparkConfig
 from sparklm.spark.duplicates import find_duplicates_in_files
 from sparklm.spark.rounds import epoch_group, run_round
 from sparklm.spark.session import start_session
@@ -54,15 +54,15 @@ class OnSpark:
     def run_tasks(self, work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
         """Do some orders in each task, as starting a task costs nearly as much as a small order."""
         self._context.setJobGroup("sparklm prepare", title)
-        return run_tasks(self._session, list(orders), work, _TASKS_PER_SLOT * self._context.defaultParallelism)
+        return run_tasks(self._session, list(orders), work, self._most_tasks)
 
     def find_duplicates(self, requests: Sequence[ShardRequest]) -> set[int]:
         """Compare documents in a query."""
-        return find_duplicates_in_files(self._session, requests)
+        return find_duplicates_in_files(self._session, requests, self._most_tasks)
 
-    def open_table(self, data: DataConfig) -> Corpus:
+    def open_table(self, data: DataConfig, cleaning: CleaningConfig) -> Corpus:
         """Open a table of this session."""
-        return TableCorpus(self._session, data)
+        return TableCorpus(self._session, data, cleaning)
 
     def run_round(self, run: Folder, round_: Round, on_step: StepCallback) -> Commit:
         """Train in a task."""
@@ -75,6 +75,10 @@ class OnSpark:
     def stop(self) -> None:
         """End the session."""
         self._session.stop()
+
+    @property
+    def _most_tasks(self) -> int:
+        return int(_TASKS_PER_SLOT * self._context.defaultParallelism)
 
     @property
     def _context(self) -> Any:

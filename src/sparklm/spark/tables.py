@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sparklm.config import DataConfig
+from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
 from sparklm.spark.duplicates import SIGNATURE_SCHEMA, find_duplicates, signature_batches
 from sparklm.spark.tasks import guarded, run_query
+from sparklm.text.cleaning import clean
 from sparklm.text.prepare import (
     SHARD_TEXT_BYTES,
     TOKENIZER_SAMPLE_BYTES,
@@ -39,8 +41,8 @@ class TableCorpus:
 
     form: Form = "text"
 
-    def __init__(self, session: SparkSession, data: DataConfig) -> None:
-        self._session = session
+    def __init__(self, session: SparkSession, data: DataConfig, cleaning: CleaningConfig) -> None:
+        self._session, self._cleaning = session, cleaning
         self._rows = _open_rows(session, data)
         self._name = data.table or str(data.corpus)
         session.sparkContext.setJobGroup("sparklm prepare", f"sparklm: look at {self._name}")
@@ -52,23 +54,26 @@ class TableCorpus:
         )
         (facts,) = run_query(session, lambda: self._rows.selectExpr(*facts_of_all))
         content = f"{facts.num_rows} rows, hash {(facts.xor or 0) & (2**64 - 1):016x} {facts['sum']}"
-        self.inputs = [Input(name=self._name, num_bytes=facts.num_bytes or 0, modified=content)]
+        self.text_bytes = facts.num_bytes or 0
+        self.inputs = [Input(name=self._name, num_bytes=self.text_bytes, modified=content)]
         self.notes: list[str] = []
-        self._num_shards = max(1, -(-(facts.num_bytes or 0) // SHARD_TEXT_BYTES))
+        self._num_shards = max(1, -(-self.text_bytes // SHARD_TEXT_BYTES))
 
     def sample_texts(self) -> Iterator[str]:
         """Take the rows whose hashes are smallest, until there is enough text: a fair sample, always the same."""
-        num_bytes = self.inputs[0].num_bytes
-        share = min(1.0, 1.2 * TOKENIZER_SAMPLE_BYTES / max(1, num_bytes))
-        limit = int(-(2**63) + share * 2**64) - 1
-        total = 0
-        for row in run_query(
-            self._session, lambda: self._rows.filter(f"hash <= {limit}").orderBy("hash", "text").select("text")
-        ):
-            yield bytes(row.text).decode(errors="replace")
-            total += len(row.text)
-            if total >= TOKENIZER_SAMPLE_BYTES:
-                return
+        share, texts = min(1.0, 1.2 * TOKENIZER_SAMPLE_BYTES / max(1, self.text_bytes)), [b""]
+        while sum(map(len, texts)) < min(TOKENIZER_SAMPLE_BYTES, self.text_bytes):
+            limit = int(-(2**63) + share * 2**64) - 1
+            texts = [row.text for row in run_query(self._session, partial(self._rows_up_to, limit))]
+            if share == 1.0:
+                break
+            share = min(1.0, 2 * share)
+        chunks = (make_chunk(str(number), bytes(text)) for number, text in enumerate(texts))
+        for _, chunk in clean(chunks, self._cleaning, Counter()):
+            yield chunk.data.decode()
+
+    def _rows_up_to(self, limit: int) -> DataFrame:
+        return self._rows.filter(f"hash <= {limit}").orderBy("hash", "text").select("text")
 
     def survey_ids(self) -> Vocabulary:
         """A table holds text."""

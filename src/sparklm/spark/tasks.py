@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from sparklm.errors import TrainingDivergedError, UserError
+from sparklm.errors import JobError, TrainingDivergedError, UserError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -39,13 +39,26 @@ def run_tasks(
 
 def run_query(session: SparkSession, query: Callable[[], DataFrame]) -> list[Row]:
     """Make a query and collect its rows, free to be interrupted; what tasks say the user did wrong is raised here."""
-    rows = _interruptibly(session, lambda: query().collect())
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    try:
+        rows = _interruptibly(session, lambda: query().collect())
+    except (PySparkException, Py4JJavaError) as error:
+        raise JobError(f"Spark gave up: {_reason(error)}") from error
     for row in rows:
         if "user_error" in row and row.user_error is not None:
             raise UserError(row.user_error)
         if "diverged" in row and row.diverged is not None:
             raise TrainingDivergedError(row.diverged)
     return rows
+
+
+def _reason(error: Exception) -> str:
+    """Find the line that says what went wrong among the many that Spark writes."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "Error" in line or "Exception" in line]
+    return (telling or lines or [type(error).__name__])[0]
 
 
 def guarded(batches: Iterator[Any], schema: str) -> Iterator[Any]:

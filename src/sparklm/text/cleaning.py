@@ -36,7 +36,6 @@ _BOOK_ENDS = re.compile(
     rb"^(?:\*\*\* ?END OF (?:THE|THIS) PROJECT GUTENBERG EBOOK|End of (?:the )?Project Gutenberg)[^\n]*\n?",
     re.MULTILINE,
 )
-_BOOK_MARK = b"PROJECT GUTENBERG"
 SIGNATURE_SIZE = 128
 SHINGLE_WORDS = 5
 _MULTIPLIERS = np.array([derive_seed(0x51A1, place) | 1 for place in range(SIGNATURE_SIZE)], dtype=np.uint64)
@@ -56,65 +55,71 @@ def clean(
     Gives each chunk with its document's number: from 0, in the order in which they begin. The bytes of every document
     that is read end up in exactly one of the counts of kept, empty, short, duplicate and licence bytes.
     """
-    number = -1
     held: list[Chunk] = []
+    number, held_length = -1, 0
     is_kept = True  # of a document that began in an earlier piece, that is assumed
-    has_more_than_licence = True
+    has_text, book = True, _Book()
     for chunk in chunks:
         counts["documents"] += chunk.ends_document
         counts["text_bytes"] += chunk.num_bytes
         counts["repaired_sequences"] += chunk.repaired_sequences
         if chunk.starts_document:
-            number, held, is_kept, has_more_than_licence = number + 1, [], False, True
+            number, held, held_length = number + 1, [], 0
+            is_kept, has_text, book = False, False, _Book()
         if cleaning.gutenberg:
-            chunk, has_more_than_licence = _without_licence(chunk, has_more_than_licence, counts)
+            chunk = book.without_licence(chunk, counts)
         if cleaning.unicode != "none":
             chunk = _normalised(chunk, cleaning.unicode, counts)
-        held.append(chunk)
-        is_kept = is_kept or _is_long_enough(held, cleaning.min_length)
-        if is_kept and number in duplicates:
-            counts["duplicate_documents"] += chunk.ends_document
-            counts["duplicate_bytes"] += sum(part.num_bytes for part in held)
+        has_text = has_text or _has_text(chunk)
+        if has_text:
+            held.append(chunk)
+            held_length += len(chunk.data.decode().strip()) if cleaning.min_length > 1 else 1
+        else:
+            counts["empty_bytes"] += chunk.num_bytes  # white space before any text
+        is_kept = is_kept or (has_text and held_length >= cleaning.min_length)
+        if is_kept or chunk.ends_document:
+            num_bytes = sum(part.num_bytes for part in held)
+            if not is_kept:
+                reason = "short" if has_text else "empty"
+                counts[f"{reason}_documents"] += 1
+                counts[f"{reason}_bytes"] += num_bytes
+            elif number in duplicates:
+                counts["duplicate_documents"] += chunk.ends_document
+                counts["duplicate_bytes"] += num_bytes
+            else:
+                counts["kept_bytes"] += num_bytes
+                yield from ((number, part) for part in held)
             held = []
-        elif is_kept:
-            counts["kept_bytes"] += sum(part.num_bytes for part in held)
-            yield from ((number, part) for part in held)
-            held = []
-        elif chunk.ends_document:
-            reason = "short" if any(map(_has_text, held)) else "empty"
-            counts[f"{reason}_documents"] += 1
-            counts[f"{reason}_bytes"] += sum(part.num_bytes for part in held)
-
-
-def _is_long_enough(held: list[Chunk], min_length: int) -> bool:
-    if not any(map(_has_text, held)):
-        return False
-    return min_length <= 1 or sum(len(part.data.decode().strip()) for part in held) >= min_length
 
 
 def _has_text(chunk: Chunk) -> bool:
     return bool(chunk.data) and not chunk.data.isspace()
 
 
-def _without_licence(chunk: Chunk, is_inside: bool, counts: Counter[str]) -> tuple[Chunk, bool]:
-    """Cut off what stands before and after a Project Gutenberg book; say whether the book goes on after the chunk.
+class _Book:
+    """Where a document is that may be a Project Gutenberg book: before its text, in it, or after it.
 
     The mark that begins a book is looked for in a document's first chunk, where it must be; a document without one is
     left as it is.
     """
-    data = chunk.data
-    if not is_inside:
-        data = b""
-    elif _BOOK_MARK in data.upper():
+
+    def __init__(self) -> None:
+        self._is_book = self._has_ended = False
+
+    def without_licence(self, chunk: Chunk, counts: Counter[str]) -> Chunk:
+        """Cut off what stands before and after the book."""
+        data = chunk.data
         start = _BOOK_STARTS.search(data) if chunk.starts_document else None
-        end = _BOOK_ENDS.search(data, start.end() if start else 0)
-        if start is not None or end is not None:
-            data = data[start.end() if start else 0 : end.start() if end else len(data)]
-            counts["licence_blocks"] += (start is not None) + (end is not None)
-            is_inside = end is None
-    removed = min(chunk.num_bytes, len(chunk.data) - len(data))
-    counts["licence_bytes"] += removed
-    return replace(chunk, data=data, num_bytes=chunk.num_bytes - removed), is_inside
+        self._is_book = self._is_book or start is not None
+        if not self._is_book:
+            return chunk
+        end = None if self._has_ended else _BOOK_ENDS.search(data, start.end() if start else 0)
+        data = b"" if self._has_ended else data[start.end() if start else 0 : end.start() if end else len(data)]
+        self._has_ended = self._has_ended or end is not None
+        removed = min(chunk.num_bytes, len(chunk.data) - len(data))
+        counts["licence_blocks"] += (start is not None) + (end is not None)
+        counts["licence_bytes"] += removed
+        return replace(chunk, data=data, num_bytes=chunk.num_bytes - removed)
 
 
 def _normalised(chunk: Chunk, form: str, counts: Counter[str]) -> Chunk:

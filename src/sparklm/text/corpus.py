@@ -43,6 +43,11 @@ class Source:
     num_bytes: int
     modified: str
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether it holds more text than bytes."""
+        return self.compression != "none" or self.format == "parquet"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
@@ -216,6 +221,7 @@ def _local_source(path: str, root: str, file_format: Format | None) -> Source:
 
 
 def _list_remote(url: str, file_format: Format | None) -> Iterator[Source]:
+    url = url.rstrip("/")
     filesystem, path = open_filesystem(url)
     base = f"{split_url(url)[0]}://{split_url(url)[1]}".removesuffix(
         path.lstrip("/")
@@ -224,7 +230,11 @@ def _list_remote(url: str, file_format: Format | None) -> Iterator[Source]:
         matches = filesystem.glob(path, detail=True)
     elif filesystem.isdir(path):
         matches = filesystem.find(path, detail=True)
-        matches = {name: info for name, info in matches.items() if _is_wanted(name, file_format)}
+        matches = {
+            name: info
+            for name, info in matches.items()
+            if _is_wanted(name, file_format) and "/." not in f"/{os.path.relpath(name, path)}"
+        }
     elif filesystem.exists(path):
         matches = {path: filesystem.info(path)}
     else:

@@ -36,6 +36,7 @@ FloatArray = npt.NDArray[np.float32]
 RunTasks = Callable[[Callable[[str], str], Sequence[str], str], list[str]]  # as Workers.run_tasks in prepare.py
 _TOKEN_NAMES = ("token", "word", "text", "key")
 _ID_NAMES = ("id", "tokenid", "index")
+_COUNT_NAMES = ("count", "frequency", "freq")
 _SHOWN = 10
 _WORD2VEC_HEADER = re.compile(rb"\d{1,12} \d{1,9}\s*")
 
@@ -118,12 +119,16 @@ def _reader_of(data: bytes) -> Callable[[bytes, str], _Rows]:
     """Choose how to read a file by what is in it, whatever its name says."""
     if data.startswith(b"PAR1"):
         return _from_parquet
-    if data[8:9] == b"{":
+    if data[8:9] == b"{" and int.from_bytes(data[:8], "little") <= len(data) - 8:
         return _from_safetensors
     header, _, rest = data.partition(b"\n")
-    if _WORD2VEC_HEADER.fullmatch(header) and len(rest.partition(b"\n")[0].split()) != int(header.split()[1]) + 1:
-        return _from_word2vec_binary
-    return _from_text
+    return _from_word2vec_binary if _WORD2VEC_HEADER.fullmatch(header) and not _is_text(rest[:4096]) else _from_text
+
+
+def _is_text(data: bytes) -> bool:
+    """Say whether the beginning of something is text; floats as bytes are not."""
+    text = data.decode(errors="replace").rstrip("\ufffd")  # a character may be cut at the end
+    return "\ufffd" not in text and all(character.isprintable() or character.isspace() for character in text)
 
 
 def nearest_tokens(vectors: FloatArray, token_id: int, count: int) -> list[tuple[int, float]]:
@@ -182,18 +187,19 @@ def _assign(rows: _Rows, tokenizer: Tokenizer, address: str) -> Embeddings:
 
 
 def _from_safetensors(data: bytes, address: str) -> _Rows:
+    import safetensors.torch
     from safetensors import SafetensorError
-    from safetensors.numpy import load
 
     try:
-        tensors = load(data)
-    except SafetensorError as error:
+        tensors = safetensors.torch.load(data)
+    except (SafetensorError, KeyError) as error:
         raise UserError(f"{address} is not a safetensors file: {error}") from error
-    matrices = {name: tensor for name, tensor in tensors.items() if tensor.ndim == 2}
+    matrices = {name: tensor for name, tensor in tensors.items() if tensor.dim() == 2}
     if "embeddings" not in matrices and len(matrices) != 1:
-        raise UserError(f"{address}: no tensor 'embeddings', only {', '.join(sorted(tensors))}")
-    vectors = matrices.get("embeddings", next(iter(matrices.values())))
-    return _Rows(vectors=vectors.astype(np.float32), ids=list(range(len(vectors))), form="a matrix")
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in sorted(tensors.items()))
+        raise UserError(f"{address}: no matrix 'embeddings', only {shapes}")
+    vectors = matrices.get("embeddings", next(iter(matrices.values()))).float().numpy()
+    return _Rows(vectors=vectors, ids=list(range(len(vectors))), form="a matrix")
 
 
 def _from_parquet(data: bytes, address: str) -> _Rows:
@@ -205,18 +211,25 @@ def _from_parquet(data: bytes, address: str) -> _Rows:
     except pyarrow.ArrowException as error:
         raise UserError(f"{address} cannot be read as parquet: {error}") from error
     token_column, id_column = _named(table.column_names, _TOKEN_NAMES), _named(table.column_names, _ID_NAMES)
-    others = [name for name in table.column_names if name not in (token_column, id_column)]
-    lists = [name for name in others if pyarrow.types.is_list(table.schema.field(name).type)]
     if token_column is None and id_column is None:
         raise UserError(f"{address} has no column 'id' or 'token', only {', '.join(table.column_names)}")
-    if lists:
-        vectors = _stack(table[lists[0]].to_pylist(), address, [])
-    else:
-        vectors = np.stack([table[name].to_numpy() for name in others], axis=1).astype(np.float32)
+    kinds = {field.name: field.type for field in table.schema}
+    is_list = (pyarrow.types.is_list, pyarrow.types.is_large_list, pyarrow.types.is_fixed_size_list)
+    lists = [name for name, kind in kinds.items() if any(test(kind) for test in is_list)]
+    numbers = [name for name, kind in kinds.items() if pyarrow.types.is_floating(kind)]
+    if not lists and not numbers:
+        raise UserError(f"{address} has no list column and no columns of decimal numbers to be the vectors")
+    if id_column is not None and not pyarrow.types.is_integer(kinds[id_column]):
+        raise UserError(f"{address}: the column {id_column!r} is of type {kinds[id_column]}, not whole numbers")
+    for name in (id_column, token_column, *(lists[:1] or numbers)):
+        if name is not None and table[name].null_count:
+            raise UserError(f"{address}: the column {name!r} has {table[name].null_count} empty places")
+    columns = [table[name].to_pylist() for name in lists[:1] or numbers]
+    vectors = columns[0] if lists else list(zip(*columns, strict=True))
     return _Rows(
-        vectors=vectors,
+        vectors=_stack(vectors, address, []),
         ids=None if id_column is None else table[id_column].to_pylist(),
-        tokens=None if token_column is None else table[token_column].to_pylist(),
+        tokens=None if token_column is None else [str(token) for token in table[token_column].to_pylist()],
         form="a table",
     )
 
@@ -244,29 +257,34 @@ def _from_text(data: bytes, address: str) -> _Rows:
         raise UserError(f"{address} is neither text nor parquet, safetensors or word2vec's binary form")
     text = data.decode("utf-8-sig", errors="replace")
     lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    size = None
+    if lines and _WORD2VEC_HEADER.fullmatch(lines[0][1].encode()):
+        count, size = map(int, lines[0][1].split())
+        lines = lines[1:]
+        if len(lines) != count:
+            raise UserError(f"{address} says {count} vectors, but has {len(lines)}; is it cut off?")
     if not lines:
         raise UserError(f"{address} is empty: no embeddings there")
-    separator = _separator(lines[min(1, len(lines) - 1)][1])
-    header: list[str] = []
-    if _WORD2VEC_HEADER.fullmatch(lines[0][1].encode()) and len(lines) > 1:
+    separator = " " if size is not None else _separator(lines[-1][1])
+    header = _fields(lines[0][1], separator) if size is None else []
+    if _is_header(header):
         lines = lines[1:]
-    elif not _is_number(_fields(lines[0][1], separator)[-1]):
-        header = _fields(lines[0][1], separator)
-        lines = lines[1:]
-    rows = [(number, _fields(line, separator)) for number, line in lines]
-    width = len(header) or min(len(fields) for _, fields in rows)
-    token_column, id_column = _columns(header, [fields for _, fields in rows if len(fields) == width])
-    first = max(column for column in (token_column, id_column, -1) if column is not None) + 1
-    rows = [(number, _joined(fields, width, separator, token_column)) for number, fields in rows]
-    places = [f"{address}, line {number}" for number, _ in rows]
-    vectors = _stack([fields[first:] for _, fields in rows], address, places)
+    else:
+        header = []
+    if not lines:
+        raise UserError(f"{address} has a header and nothing else")
+    rows = [_fields(line, separator) for _, line in lines]
+    width = size + 1 if size is not None else len(header) or min(map(len, rows))
+    rows = [_joined(fields, width, separator) for fields in rows]
+    token_column, id_column = (0, None) if size is not None else _columns(header, rows)
+    places = [f"{address}, line {number}" for number, _ in lines]
+    columns = _vector_columns(header, width, token_column, id_column)
+    vectors = _stack([_take(fields, columns, width) for fields in rows], address, places)
     named = [name for name, column in (("token", token_column), ("id", id_column)) if column is not None]
-    if not named:
-        raise UserError(f"{address}: lines of {width} numbers with neither token nor id in front")
     return _Rows(
         vectors=vectors,
-        ids=None if id_column is None else _ids([fields[id_column] for _, fields in rows], places),
-        tokens=None if token_column is None else [fields[token_column] for _, fields in rows],
+        ids=None if id_column is None else _ids([fields[id_column] for fields in rows], places),
+        tokens=None if token_column is None else [fields[token_column] for fields in rows],
         form=f"{', '.join(named)} and {vectors.shape[1]} numbers a line",
         places=places,
     )
@@ -277,38 +295,63 @@ def _separator(line: str) -> str:
 
 
 def _fields(line: str, separator: str) -> list[str]:
-    """Cut a line into fields; brackets around a vector are no part of it."""
+    """Cut a line into fields; brackets around a vector are no part of it, quotes around a token neither."""
     line = line.rstrip("\r\n")
     if line.count("[") == 1 and line.endswith("]"):
         line = line.replace("[", "").replace("]", "")
     if separator == " ":
         return line.strip().split(" ")
-    fields = next(csv.reader([line.replace("\r", " ")], delimiter=separator)) if '"' in line else line.split(separator)
+    line = line.rstrip(separator)
+    fields = line.split(separator)
+    if line.startswith('"') and line.count('"') > 1:
+        fields = next(csv.reader([line.replace("\r", " ")], delimiter=separator))
     return [part if place == 0 else part.strip() for place, part in enumerate(fields)]
 
 
+def _is_header(fields: list[str]) -> bool:
+    """Say whether a first line names the columns: its numbers, if it has any, only count them.
+
+    >>> [_is_header(line.split(",")) for line in ("token,id,v1,v2", "id,0,1,2", ",0,1,2", "the,7,0.5,1")]
+    [True, True, True, False]
+    """
+    numbers = [name for name in fields if _is_number(name)]
+    return bool(fields) and numbers == [str(place) for place in range(len(numbers))] and len(numbers) < len(fields)
+
+
 def _columns(header: list[str], rows: list[list[str]]) -> tuple[int | None, int | None]:
-    """Find which columns hold the token and the id: by their names, or by what is in them."""
-    if header:
-        names = [re.sub(r"[^a-z]", "", name.lower()) for name in header]
-        found = tuple(
-            next((place for place, name in enumerate(names) if name in known), None)
-            for known in (_TOKEN_NAMES, _ID_NAMES)
-        )
-        if any(column is not None for column in found):
-            return found[0], found[1]
-    first_is_whole, second_is_whole = (
-        all(len(fields) > column and re.fullmatch(r"\d+", fields[column]) for fields in rows) for column in (0, 1)
+    """Find which columns hold the token and the id: by their names, or by what is in them.
+
+    Whole numbers in front of numbers that are not whole are ids; where all are whole, only a first column of them is.
+    """
+    names = [_plain(name) for name in header]
+    found = [
+        next((place for place, name in enumerate(names) if name in known), None) for known in (_TOKEN_NAMES, _ID_NAMES)
+    ]
+    if any(column is not None for column in found):
+        return found[0], found[1]
+    first, second, third = (
+        all(len(fields) > column and fields[column].isdecimal() for fields in rows) for column in range(3)
     )
-    if second_is_whole:
+    if second and not third:
         return 0, 1
-    return (None, 0) if first_is_whole else (0, None)
+    return (None, 0) if first else (0, None)
 
 
-def _joined(fields: list[str], width: int, separator: str, token_column: int | None) -> list[str]:
+def _vector_columns(header: list[str], width: int, token_column: int | None, id_column: int | None) -> list[int]:
+    """Give the columns that make up the vector: all but the token, the id and a count."""
+    others = {place for place, name in enumerate(header) if _plain(name) in _COUNT_NAMES}
+    return [place for place in range(width) if place not in {token_column, id_column, *others}]
+
+
+def _take(fields: list[str], columns: list[int], width: int) -> list[str]:
+    """Take the vector out of a row; one that is too short or too long keeps its length, to be refused."""
+    return [fields[column] for column in columns] if len(fields) == width else fields[columns[0] if columns else 0 :]
+
+
+def _joined(fields: list[str], width: int, separator: str) -> list[str]:
     """Put a token together again that holds the separator itself."""
     extra = len(fields) - width
-    if extra > 0 and token_column == 0 and not any(map(_is_number, fields[1 : extra + 1])):
+    if extra > 0 and not any(map(_is_number, fields[1 : extra + 1])):
         return [separator.join(fields[: extra + 1]), *fields[extra + 1 :]]
     return fields
 
@@ -316,6 +359,8 @@ def _joined(fields: list[str], width: int, separator: str, token_column: int | N
 def _stack(rows: Sequence[Sequence[Any]], address: str, places: Sequence[str]) -> FloatArray:
     """Make one matrix; rows of different lengths, and what is no number, are refused with their place."""
     sizes = [len(row) for row in rows]
+    if not sizes or sizes[0] == 0:
+        raise UserError(f"{address} has no vectors: only {len(sizes)} rows without a number")
     for number, (row, size) in enumerate(zip(rows, sizes, strict=True)):
         place = places[number] if places else f"{address}, row {number}"
         if size != sizes[0]:
@@ -328,13 +373,17 @@ def _stack(rows: Sequence[Sequence[Any]], address: str, places: Sequence[str]) -
 
 def _ids(texts: list[str], places: Sequence[str]) -> list[int]:
     for text, place in zip(texts, places, strict=True):
-        if not re.fullmatch(r"\d+", text):
+        if not re.fullmatch(r"\d{1,18}", text):
             raise UserError(f"{place}: {text!r} is not a token id")
     return list(map(int, texts))
 
 
 def _named(columns: Sequence[str], known: Sequence[str]) -> str | None:
-    return next((name for name in columns if re.sub(r"[^a-z]", "", name.lower()) in known), None)
+    return next((name for name in columns if _plain(name) in known), None)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z]", "", name.lower())
 
 
 def _is_number(value: object) -> bool:

@@ -52,6 +52,8 @@ TOKENIZER_SAMPLE_BYTES = 8 * 1024 * 1024
 FEW_DOCUMENTS = 100  # with fewer, a split by document leaves validation to chance
 DUPLICATES = "duplicates"  # a folder beside the shards while they are made: the documents to leave out
 _SAMPLE_SEED = 0x5EED
+_PACKED = 3  # times as much text as bytes, about, in compressed files
+_MOST_NAMELESS_IDS = 1 << 24
 _FORMATS: dict[str, Format | None] = {"auto": None, "tokens": "ids"}
 Form = Literal["text"] | TokenForm
 TokenIds = npt.NDArray[np.uint32]
@@ -86,6 +88,7 @@ class Corpus(Protocol):
     """Where documents come from, and how work is done on all of them. Files: `FileCorpus`; tables: spark/tables.py."""
 
     inputs: list[Input]
+    text_bytes: int  # about how much text that is
     form: Form
     notes: list[str]
 
@@ -111,7 +114,7 @@ class Workers(Protocol):
     def find_duplicates(self, requests: Sequence[ShardRequest]) -> set[int]:
         """Write down which documents of which shards to leave out; give the shards that have any."""
 
-    def open_table(self, data: DataConfig) -> Corpus:
+    def open_table(self, data: DataConfig, cleaning: CleaningConfig) -> Corpus:
         """Open a table as a corpus."""
 
 
@@ -138,7 +141,7 @@ def prepare(data: DataConfig, cleaning: CleaningConfig, folder: Folder, workers:
 
 def open_corpus(data: DataConfig, cleaning: CleaningConfig, workers: Workers) -> Corpus:
     """Find the documents: files that tasks read by themselves, or a table that Spark reads."""
-    return workers.open_table(data) if data.is_table else FileCorpus(data, cleaning, workers)
+    return workers.open_table(data, cleaning) if data.is_table else FileCorpus(data, cleaning, workers)
 
 
 def check_corpus(data: DataConfig) -> None:
@@ -164,15 +167,16 @@ class FileCorpus:
     """Files, cut into pieces and read by the tasks themselves."""
 
     def __init__(self, data: DataConfig, cleaning: CleaningConfig, workers: Workers) -> None:
-        self._data, self._workers = data, workers
+        self._data, self._cleaning, self._workers = data, cleaning, workers
         sources = list_sources(corpus_address(data), _file_format(data))
         self.inputs = [Input(name=file.name, num_bytes=file.num_bytes, modified=file.modified) for file in sources]
         sources, self.form, self.notes = _recognise_ids(sources, data)
+        self.text_bytes = sum(file.num_bytes * (_PACKED if file.is_packed else 1) for file in sources)
         self._pieces = cut_pieces(sources, whole_documents=cleaning.needs_whole_documents)
 
     def sample_texts(self) -> Iterator[str]:
         """Read pieces in a fixed random order until there is enough."""
-        return sample_texts(self._pieces, self._data.text_column)
+        return sample_texts(self._pieces, self._data.text_column, self._cleaning)
 
     def survey_ids(self) -> Vocabulary:
         """Let every task look at its pieces."""
@@ -213,15 +217,15 @@ def _recognise_ids(sources: list[Source], data: DataConfig) -> tuple[list[Source
     first = next((source for source in sources if source.format in ("text", "ids") and source.num_bytes), None)
     if first is None or data.format not in ("auto", "tokens"):
         return sources, "text", []
-    form = detect_form(read_head(cut_pieces([first])[0], HEAD_BYTES))
+    form = detect_form(read_head(cut_pieces([first])[0], HEAD_BYTES), is_known=data.format == "tokens")
     if form is None and data.format == "auto":
         return sources, "text", []
     form = form or "ids"
     other = next((source for source in sources if source.format not in ("text", "ids")), None)
     if other is not None:
         raise UserError(
-            f"{first.address} looks like token ids, but {other.address} holds text; a corpus is one or the other "
-            "(data.format=text reads the first as text)"
+            f"{first.address} looks like token ids, but {other.address} holds text; a corpus is one or the other: "
+            "take one of them out"
         )
     looks = {"ids": "token ids", "word ids": "words and their token ids"}[form]
     notes = [] if data.format == "tokens" else [f"{first.name} is taken as {looks}; data.format=text reads it as text"]
@@ -285,13 +289,17 @@ def _nothing_left(corpus: str, counts: Counts) -> str:
 def _choose_tokenizer(data: DataConfig, cleaning: CleaningConfig, corpus: Corpus) -> tuple[Tokenizer, list[str]]:
     """Make the tokenizer: from text, or for ids that are already there."""
     if corpus.form == "text":
-        num_bytes = sum(source.num_bytes for source in corpus.inputs)
-        vocab_size = data.vocab_size or choose_vocab_size(num_bytes)
+        vocab_size = data.vocab_size or choose_vocab_size(corpus.text_bytes)
         return make_tokenizer(data.tokenizer, corpus.sample_texts(), vocab_size), corpus.notes
     if cleaning != CleaningConfig():
         raise UserError(f"{corpus_address(data)} holds token ids, and cleaning works on text; leave its settings out")
     vocabulary = corpus.survey_ids()
     if needs_text(data.tokenizer):
+        if vocabulary.largest >= _MOST_NAMELESS_IDS:
+            raise UserError(
+                f"{vocabulary.place}: token id {vocabulary.largest} is larger than any vocabulary's; if these are "
+                "token ids, say whose with data.tokenizer, and if not, data.format=text"
+            )
         tokenizer = make_ids_tokenizer(data.vocab_size or vocabulary.largest + 1, vocabulary.names)
         meaning = "the words beside them" if vocabulary.names else "their numbers; data.tokenizer says whose they are"
         notes = [*corpus.notes, f"token ids up to {vocabulary.largest} stand for {meaning}"]
@@ -318,8 +326,11 @@ def survey_ids_task(order: str) -> str:
     """Look at the token ids in some pieces."""
     vocabulary = Vocabulary()
     for piece in (Piece(**fields) for fields in json.loads(order)):
+        offset = piece.start
         for chunk in read_chunks(piece, ""):
-            vocabulary.add(survey_ids(chunk.data, piece.format, piece.address))  # type: ignore[arg-type]
+            place = f"{piece.address}, after byte {offset}"
+            vocabulary.add(survey_ids(chunk.data, piece.format, place))  # type: ignore[arg-type]
+            offset += chunk.num_bytes
     return json.dumps(vocabulary.__dict__)
 
 
@@ -436,11 +447,13 @@ def group_pieces(pieces: list[Piece], group_bytes: int) -> Iterator[list[Piece]]
     yield group
 
 
-def sample_texts(pieces: list[Piece], text_column: str, limit_bytes: int = TOKENIZER_SAMPLE_BYTES) -> Iterator[str]:
+def sample_texts(
+    pieces: list[Piece], text_column: str, cleaning: CleaningConfig, limit_bytes: int = TOKENIZER_SAMPLE_BYTES
+) -> Iterator[str]:
     """Read pieces from all over the corpus, in a fixed random order, until there is enough to train a tokenizer."""
     total = 0
     for number in permute(np.arange(len(pieces)), len(pieces), key=_SAMPLE_SEED):
-        for chunk in read_chunks(pieces[number], text_column):
+        for _, chunk in clean(read_chunks(pieces[number], text_column), cleaning, Counter()):
             yield chunk.data.decode()
             total += len(chunk.data)
             if total >= limit_bytes:

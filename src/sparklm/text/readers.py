@@ -40,7 +40,7 @@ from sparklm.text.corpus import SAMPLE, Piece, sample_topics
 
 CHUNK_BYTES = 4 * 1024 * 1024
 _LONGEST_LINE_SEARCH = 64 * 1024
-_LONGEST_RECORD = 256 * 1024 * 1024  # of a jsonl line: more than this is no document
+_LONGEST_RECORD = 256 * 1024 * 1024  # of a jsonl line or a csv field: more than this is no document
 _BLOCK_BYTES = CHUNK_BYTES + _LONGEST_LINE_SEARCH  # a piece of the usual size, moved to line ends, is one block
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _REPLACEMENT = "\ufffd".encode()
@@ -106,12 +106,7 @@ def _read_text(piece: Piece, text_column: str, counts: Counter[str]) -> Iterator
     with _open(piece) as file:
         starts, offset = piece.start == 0, piece.start
         for data, is_last in _blocks(file, piece):
-            zero = data.find(b"\0")
-            if zero >= 0:
-                raise UserError(
-                    f"{piece.address} holds a zero byte near offset {offset + zero}: this is not a text file; "
-                    "take it out of the corpus or convert it to UTF-8"
-                )
+            _refuse_zero(data, offset, piece.address)
             counts["read_bytes"] += len(data)
             offset += len(data)
             text = data.removeprefix(_BYTE_ORDER_MARK) if starts else data
@@ -129,8 +124,8 @@ def _blocks(file: BinaryIO, piece: Piece) -> Iterator[tuple[bytes, bool]]:
         left = max(0, stop - start)
         file.seek(start)
     rest = b""
-    while left and (block := file.read(min(_BLOCK_BYTES, left))):
-        left -= len(block)
+    while left and (block := file.read(wanted := min(_BLOCK_BYTES, left))):
+        left = left - len(block) if len(block) == wanted else 0  # a short one is the last
         rest += block
         cut = _last_cut(rest, is_ids) if left else 0
         if cut:
@@ -167,7 +162,7 @@ def _read_jsonl(piece: Piece, text_column: str, counts: Counter[str]) -> Iterato
                 )
             if line.strip():
                 text = _text_of_json(line, text_column, f"{piece.address}, byte {offset}")
-                yield make_chunk(f"{piece.name}:{offset}", text.encode(errors="surrogatepass"))
+                yield make_chunk(f"{piece.name}:{offset}", _as_bytes(text))
 
 
 def _lines(file: BinaryIO, piece: Piece, counts: Counter[str], longest: int) -> Iterator[tuple[int, bytes]]:
@@ -188,6 +183,7 @@ def _lines(file: BinaryIO, piece: Piece, counts: Counter[str], longest: int) -> 
         line = file.readline(longest)
         if not line:
             return
+        _refuse_zero(line, offset, piece.address)
         yield offset, line
         counts["read_bytes"] += len(line)
         offset += len(line)
@@ -195,9 +191,11 @@ def _lines(file: BinaryIO, piece: Piece, counts: Counter[str], longest: int) -> 
 
 
 def _text_of_json(line: bytes, text_column: str, place: str) -> str:
+    """Take the text out of a line; bytes that are no UTF-8 come through, to be repaired and counted."""
     try:
-        record = json.loads(line)
-    except ValueError as error:
+        text = line.removeprefix(_BYTE_ORDER_MARK).decode(errors="surrogateescape")
+        record = json.loads(text, parse_int=lambda digits: 0)  # numbers are not wanted, and may be of any length
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{place}: this line is not JSON ({error})") from error
     if not isinstance(record, dict) or text_column not in record:
         names = ", ".join(record) if isinstance(record, dict) else f"a {type(record).__name__}"
@@ -207,14 +205,27 @@ def _text_of_json(line: bytes, text_column: str, place: str) -> str:
     return record[text_column] or ""
 
 
-class _CountedFile(io.RawIOBase):
-    """A file that knows how much was read from it."""
+class _RawFile(io.RawIOBase):
+    """Any file that can read, as Python's buffers want it (those of fsspec differ); it knows how much was read."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.num_bytes = file, 0
 
     def readable(self) -> bool:
         return True
+
+    def seekable(self) -> bool:
+        return self._file.seekable()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
     def readinto(self, buffer: Any) -> int:
         data = self._file.read(len(buffer))
@@ -224,19 +235,23 @@ class _CountedFile(io.RawIOBase):
 
 
 def _read_csv(piece: Piece, text_column: str, counts: Counter[str]) -> Iterator[Chunk]:
-    csv.field_size_limit(sys.maxsize)
+    csv.field_size_limit(_LONGEST_RECORD)
     # Bytes that are no UTF-8 come through as they are, to be repaired and counted like everywhere else.
     escape = "surrogateescape"
     with _open(piece) as file:
-        counted = _CountedFile(file)
+        counted = _RawFile(file)
         lines = io.TextIOWrapper(
             io.BufferedReader(counted, CHUNK_BYTES), encoding="utf-8-sig", errors=escape, newline=""
         )
         rows = csv.DictReader(lines)
-        if rows.fieldnames is None or text_column not in rows.fieldnames:
-            raise _missing_column(piece.address, text_column, rows.fieldnames or [])
+        if rows.fieldnames is None:
+            return  # an empty file
+        if text_column not in rows.fieldnames:
+            raise _missing_column(piece.address, text_column, rows.fieldnames)
         for number, row in enumerate(rows):
-            yield make_chunk(f"{piece.name}:{number}", (row[text_column] or "").encode(errors=escape))
+            data = (row[text_column] or "").encode(errors=escape)
+            _refuse_zero(data, 0, f"{piece.address}, row {number}")
+            yield make_chunk(f"{piece.name}:{number}", data)
         counts["read_bytes"] += counted.num_bytes
 
 
@@ -244,6 +259,10 @@ def _read_parquet(piece: Piece, text_column: str, counts: Counter[str]) -> Itera
     import pyarrow
     import pyarrow.parquet
 
+    if piece.compression != "none":
+        raise UserError(
+            f"{piece.address}: parquet compresses by itself and is not read inside .{piece.compression}; unpack it"
+        )
     with _open(piece) as file:
         try:
             table = pyarrow.parquet.ParquetFile(file)
@@ -286,6 +305,23 @@ def _texts_of_column(column: Any, address: str, text_column: str) -> Iterator[by
         yield text or b""
 
 
+def _as_bytes(text: str) -> bytes:
+    """Give back the bytes that a text was read from; half a character of UTF-16 is kept, to be repaired."""
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode(errors="surrogatepass")
+
+
+def _refuse_zero(data: bytes, offset: int, address: str) -> None:
+    zero = data.find(b"\0")
+    if zero >= 0:
+        raise UserError(
+            f"{address} holds a zero byte near offset {offset + zero}: this is not a text file; "
+            "take it out of the corpus or convert it to UTF-8"
+        )
+
+
 def _missing_column(address: str, text_column: str, names: Any) -> UserError:
     return UserError(
         f"{address} has no column {text_column!r}, only {', '.join(names)}; say which with data.text_column"
@@ -326,8 +362,9 @@ def _open(piece: Piece) -> BinaryIO:
         size = os.fstat(file.fileno()).st_size
     else:
         filesystem, path = open_filesystem(piece.address)
-        file = filesystem.open(path, "rb")
-        size = getattr(file, "size", piece.file_bytes)
+        remote = filesystem.open(path, "rb")
+        size = getattr(remote, "size", piece.file_bytes)
+        file = io.BufferedReader(_RawFile(remote), CHUNK_BYTES)
     if size != piece.file_bytes:
         file.close()
         raise UserError(

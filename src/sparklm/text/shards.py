@@ -261,20 +261,21 @@ class _Shards(Sequence[TokenArray]):
         address = self._folder.address(f"shards/{shard.file}")
         if shard.num_bytes == 0:
             return np.empty(0, dtype=self._dtype)
-        try:
-            path = self._folder.local_path(f"shards/{shard.file}")
-            if path is None:
-                path = cached_copy(self._folder / "shards", shard.file, shard.sha256)
-            tokens: TokenArray = np.memmap(path, dtype=self._dtype, mode="r")
-            status = path.stat()
-        except (OSError, ValueError) as error:
-            raise UserError(f"{address} cannot be read ({error}); prepare the dataset again") from error
-        seen = (str(path), shard.sha256, status.st_size, status.st_mtime_ns)
-        if seen not in _checked:
-            if hashlib.sha256(tokens.data).hexdigest() != shard.sha256:
-                raise UserError(f"{address} does not fit its checksum; prepare the dataset again")
-            _checked.add(seen)
-        return tokens
+        own_path = self._folder.local_path(f"shards/{shard.file}")
+        for is_last_try in (False, True):
+            try:
+                path = own_path or cached_copy(self._folder / "shards", shard.file, shard.sha256)
+                tokens: TokenArray = np.memmap(path, dtype=self._dtype, mode="r")
+                status = path.stat()
+            except (OSError, ValueError) as error:
+                raise UserError(f"{address} cannot be read ({error}); prepare the dataset again") from error
+            seen = (str(path), shard.sha256, status.st_size, status.st_mtime_ns)
+            if seen in _checked or hashlib.sha256(tokens.data).hexdigest() == shard.sha256:
+                _checked.add(seen)
+                return tokens
+            if own_path is None and not is_last_try:
+                path.unlink(missing_ok=True)  # a copy that has been damaged: fetch it again
+        raise UserError(f"{address} does not fit its checksum; prepare the dataset again")
 
 
 def open_split(folder: Folder, manifest: Manifest, split: Split) -> TokenStream:

@@ -74,7 +74,8 @@ def make_ids_tokenizer(vocab_size: int, names: dict[int, str]) -> Tokenizer:
     for number in range(vocab_size):
         name = names.get(number, f"<{number}>" if names else str(number))
         tokens[name if name not in tokens else f"{name}<{number}>"] = number
-    tokens |= {token: vocab_size + place for place, token in enumerate((END_OF_TEXT, UNKNOWN))}
+    for token in (END_OF_TEXT, UNKNOWN):
+        tokens.setdefault(token, len(tokens))
     backend = HuggingFaceTokenizer(models.WordLevel(tokens, unk_token=UNKNOWN))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.add_special_tokens([END_OF_TEXT, UNKNOWN])

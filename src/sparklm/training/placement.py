@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from sparklm.config import DataConfig
+from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
 from sparklm.storage import Folder
 from sparklm.text.prepare import Corpus, ShardRequest, Workers, find_duplicates_here
@@ -67,7 +67,7 @@ class InProcess:
         """Compare one document after another."""
         return find_duplicates_here(requests)
 
-    def open_table(self, data: DataConfig) -> Corpus:
+    def open_table(self, data: DataConfig, cleaning: CleaningConfig) -> Corpus:
         """Refuse: only Spark can."""
         raise UserError(
             f"{data.table or f'{data.corpus} ({data.format})'} is read by Spark; choose a --master other than none"
