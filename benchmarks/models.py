@@ -2,7 +2,7 @@
 
     python benchmarks/models.py CORPUS [--tokenizer char] [--tokens 200_000] [--write docs/models.md [--name NAME]]
 
-CORPUS is a file or a folder of text; its last tenth is for validation. Without `--write` the table is printed; with it,
+CORPUS is a file or a folder of text; the end of it is for validation. Without `--write` the table is printed; with it,
 what stands in that file between `<!-- models:NAME -->` and `<!-- /models -->` is replaced.
 
 * The budget counts *predicted* tokens, in training, and every architecture takes it in as many steps. `dense` predicts
@@ -10,8 +10,8 @@ what stands in that file between `<!-- models:NAME -->` and `<!-- /models -->` i
   `--window` tokens; it reads more often, but learns from no more answers. For the same reason its answers in
   validation all have a whole window before them, those of the others half of one on average.
 * Widths are chosen so that the number of parameters, embeddings included, comes near `--parameters`.
-* Each architecture first tries both optimisers with two learning rates each on a part of the budget; the settings with
-  the lowest validation loss are then trained with the whole budget. The schedule is cosine after a warm-up for all.
+* Each architecture first tries both optimisers with three learning rates each on a part of the budget; the settings
+  with the lowest validation loss are then trained with the whole. The schedule is cosine after a warm-up for all.
 * Every training has a process of its own, whose peak of resident memory is given. Evaluation is part of it.
 """
 
@@ -47,7 +47,7 @@ from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset
 from sparklm.training.placement import InProcess
 
-RATES = {"adamw": (2e-3, 6e-3), "muon": (5e-3, 1.5e-2)}
+RATES = {"adamw": (1e-3, 3e-3, 1e-2), "muon": (5e-3, 1.5e-2, 4e-2)}
 TOKENS_PER_STEP = 512
 DENSE_WINDOW = 16  # a longer one is paid for with a longer first layer, that is, with width
 WIDTHS = range(16, 2048, 8)
@@ -276,8 +276,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--name", help="in the markers; the corpus' file name if left out")
     parser.add_argument("--tokenizer", default="char")
     parser.add_argument("--vocab-size", type=int)
+    parser.add_argument("--validation-fraction", type=float, default=0.1)
     parser.add_argument("--tokens", type=int, default=200_000, help="budget of a training, in predicted tokens")
-    parser.add_argument("--search-tokens", type=int, default=40_000, help="the same while searching")
+    parser.add_argument("--search-tokens", type=int, default=30_000, help="the same while searching")
     parser.add_argument("--window", type=int, default=64)
     parser.add_argument("--parameters", type=int, default=900_000)
     parser.add_argument("--threads", type=int, default=1)
@@ -293,7 +294,13 @@ def main() -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as place:
         folder = Folder(place) / "dataset"
-        data = DataConfig(corpus=str(given.corpus), tokenizer=given.tokenizer, vocab_size=given.vocab_size)
+        data = DataConfig(
+            corpus=str(given.corpus),
+            tokenizer=given.tokenizer,
+            vocab_size=given.vocab_size,
+            validation_fraction=given.validation_fraction,
+            split="tail",
+        )
         prepare(data, CleaningConfig(), folder, InProcess())
         dataset = Dataset(folder)
         vocab_size, entries = dataset.manifest.vocab_size, []
