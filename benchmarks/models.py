@@ -27,7 +27,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -87,11 +87,14 @@ class Trial:
     optimizer: str
     learning_rate: float
 
+    @property
+    def steps(self) -> int:
+        return self.tokens // TOKENS_PER_STEP
+
     def config(self) -> Config:
         architecture = self.contestant.name.partition(",")[0]
         window = DENSE_WINDOW if architecture == "dense" else self.window
         predicted_per_window = 1 if architecture == "dense" else window
-        steps = self.tokens // TOKENS_PER_STEP
         values = {
             "data.corpus": self.dataset,
             "data.window_size": window,
@@ -100,9 +103,9 @@ class Trial:
             "training.optimizer": self.optimizer,
             "training.learning_rate": self.learning_rate,
             "training.batch_size": TOKENS_PER_STEP // predicted_per_window,
-            "training.max_steps": steps,
+            "training.max_steps": self.steps,
             "training.epochs": 1_000,
-            "training.checkpoint_every_steps": steps,
+            "training.checkpoint_every_steps": self.steps,
             "training.threads": self.threads,
             **self.contestant.settings,
         }
@@ -120,14 +123,14 @@ class Outcome:
     sample: str
 
 
-@dataclass
+@dataclass(frozen=True)
 class Entry:
     """A line of the table."""
 
     trial: Trial
     parameters: int
     outcome: Outcome
-    tried: list[tuple[Trial, float]] = field(default_factory=list)
+    tried: Sequence[tuple[Trial, float]]
 
 
 def count_parameters(config: Config, vocab_size: int) -> int:
@@ -154,10 +157,9 @@ def train(trial: Trial, with_evaluation: bool) -> Outcome | None:
         trained = load_model(run.address(job.MODEL))
         evaluation = evaluate_corpus(trained, trial.dataset) if with_evaluation else None
     seconds = sum(record.Tokens / record.TokensPerSecond for record in result.records)
-    assert result.model_record.ValidationLoss is not None
-    return Outcome(
-        result.model_record.ValidationLoss, evaluation, trial.tokens / seconds, peak_megabytes(), result.sample
-    )
+    rate, loss = trial.steps * TOKENS_PER_STEP / seconds, result.model_record.ValidationLoss
+    assert loss is not None
+    return Outcome(loss, evaluation, rate, peak_megabytes(), result.sample)
 
 
 def train_apart(trial: Trial, with_evaluation: bool = False) -> Outcome | None:
@@ -240,7 +242,8 @@ def machine() -> str:
 
 
 def report(given: argparse.Namespace, dataset: Dataset, entries: Sequence[Entry], minutes: float) -> str:
-    bare = train_nothing()
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        bare = pool.submit(peak_megabytes).result()
     introduction = (
         f"{given.tokens:,} predicted tokens in steps of {TOKENS_PER_STEP}, windows of {given.window} tokens (`dense`: "
         f"{DENSE_WINDOW}), tokenizer `{given.tokenizer}` with {dataset.manifest.vocab_size:,} entries, "
@@ -252,12 +255,6 @@ def report(given: argparse.Namespace, dataset: Dataset, entries: Sequence[Entry]
     written = "What they write, all from the same beginning (`/` is a line end):"
     parts = (table(entries), [written], samples(entries), [searched], search_table(entries))
     return "\n\n".join([introduction, *("\n".join(part) for part in parts)])
-
-
-def train_nothing() -> float:
-    """Give the memory of a process that has loaded everything and done nothing."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(peak_megabytes).result()
 
 
 def rewrite(path: Path, name: str, text: str) -> None:
@@ -307,8 +304,8 @@ def main() -> None:
         for contestant in CONTESTANTS:
             if given.only and contestant.name not in given.only:
                 continue
-            bare = Trial(contestant, folder.url, given.tokens, given.window, given.threads, "adamw", 1e-3)
-            trial = with_width(bare, vocab_size, given.parameters)
+            unsized = Trial(contestant, folder.url, given.tokens, given.window, given.threads, "adamw", 1e-3)
+            trial = with_width(unsized, vocab_size, given.parameters)
             print(f"{contestant.name}, width {trial.contestant.width}", flush=True)
             parameters = count_parameters(trial.config(), vocab_size)
             entries.append(compete(trial, parameters, given.search_tokens))
