@@ -116,11 +116,11 @@ def _level(keys: Int64Array, counts: Int64Array, num_contexts: int, vocab_size: 
 
 
 def _discounts(counts: Int64Array) -> FloatArray:
-    one, two, three, four = (int((counts == number).sum()) for number in range(1, 5))
+    """Estimate what to take from counts of 0, 1, 2, and 3 or more: no less than nothing, no more than there is."""
+    one, two, three, four = (max(1, int((counts == number).sum())) for number in range(1, 5))
     share = one / (one + 2 * two)
-    return np.array(
-        [0.0, 1 - 2 * share * two / one, 2 - 3 * share * three / two, 3 - 4 * share * four / three],
-    )
+    estimates = [0.0, 1 - 2 * share * two / one, 2 - 3 * share * three / two, 3 - 4 * share * four / three]
+    return np.clip(estimates, 0.0, [0.0, 1.0, 2.0, 3.0])
 
 
 def normalise(source: Path, target: Path) -> None:
