@@ -178,7 +178,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--window", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=24)
     parser.add_argument("--optimizer", default="muon")
-    parser.add_argument("--learning-rate", type=float, default=2e-2)
+    parser.add_argument("--learning-rate", type=float, default=1e-2)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--no-lstm", action="store_true", help="only the 5-gram model")
     return parser.parse_args()

@@ -194,7 +194,7 @@ def compete(trial: Trial, parameters: int, search_tokens: int) -> Entry:
         candidate = replace(trial, tokens=search_tokens, optimizer=optimizer, learning_rate=rate)
         outcome = train_apart(candidate)
         tried.append((candidate, outcome))
-        print(f"  {optimizer} {rate:g}: {loss_of(outcome):.4f}", flush=True)
+        print(f"  {optimizer} {rate:g}: {loss_of(outcome):.5g}", flush=True)
     best, _ = min(tried, key=lambda pair: loss_of(pair[1]))
     final = replace(best, tokens=trial.tokens)
     outcome = train_apart(final, with_evaluation=True)
@@ -233,7 +233,7 @@ def search_table(entries: Sequence[Entry]) -> list[str]:
     lines = [f"| architecture | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
     for entry in entries:
         losses = [loss_of(outcome) for _, outcome in entry.tried]
-        cells = [f"**{loss:.3f}**" if loss == min(losses) else f"{loss:.3f}" for loss in losses]
+        cells = [f"**{loss:.4g}**" if loss == min(losses) else f"{loss:.4g}" for loss in losses]
         lines.append(f"| {entry.trial.contestant.name} | {' | '.join(cells)} |")
     return lines
 
