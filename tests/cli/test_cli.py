@@ -141,7 +141,7 @@ def test_token_ids_in_embeddings_and_a_model_out(place: Path) -> None:
 
 
 def test_a_killed_run_goes_on_with_resume_alone_and_ends_with_the_same_bytes(place: Path) -> None:
-    many = [*TINY_FLAGS, "--set", "training.epochs=40", "--master", "none"]
+    many = [*TINY_FLAGS, "--set", "training.epochs=20", "--master", "none"]
     ok("train", "corpus.txt", "--run", "whole", *many, cwd=place)
     process = subprocess.Popen(
         [sys.executable, "-m", "sparklm", "train", "corpus.txt", "--run", "cut", *many],

@@ -95,7 +95,7 @@ def test_progress_arrives_while_a_task_works(on_spark: OnSpark, corpus_file: Pat
     config = tiny_config(
         corpus_file,
         "training.checkpoint_every_steps=100000",
-        "training.epochs=1",
+        "training.max_steps=150",
         "model.width=256",
         "training.batch_size=4",
         "data.stride=1",
