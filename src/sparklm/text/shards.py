@@ -208,20 +208,14 @@ class TokenStream:
         return tokens
 
     def windows(self, starts: Int64Array, window_size: int) -> Int64Array:
-        """Cut out windows of `window_size + 1` tokens: an array of shape (len(starts), window_size + 1).
-
-        Windows that lie in one shard, nearly all, are gathered shard by shard in one indexing each.
-        """
-        windows = np.empty((len(starts), window_size + 1), dtype=np.int64)
-        first_parts = np.searchsorted(self._starts, starts, side="right") - 1
-        last_parts = np.searchsorted(self._starts, starts + window_size, side="right") - 1
-        steps = np.arange(window_size + 1)
-        for part in np.unique(first_parts):
-            inside = np.flatnonzero((first_parts == part) & (last_parts == part))
-            offsets = starts[inside] - self._starts[part]
-            windows[inside] = self._part(part)[offsets[:, None] + steps]
-        for row in np.flatnonzero(first_parts != last_parts):
-            windows[row] = self.read(int(starts[row]), window_size + 1)
+        """Cut out windows of `window_size + 1` tokens: an array of shape (len(starts), window_size + 1)."""
+        length = window_size + 1
+        windows = np.empty((len(starts), length), dtype=np.int64)
+        parts = np.searchsorted(self._starts, starts, side="right") - 1
+        offsets = starts - self._starts[parts]
+        for row, (part, offset) in enumerate(zip(parts.tolist(), offsets.tolist(), strict=True)):
+            inside = self._part(part)[offset : offset + length]
+            windows[row] = inside if len(inside) == length else self.read(int(starts[row]), length)
         return windows
 
     def places_of(self, token: int) -> Int64Array:
@@ -272,7 +266,7 @@ class _Shards(Sequence[TokenArray]):
             seen = (str(path), shard.sha256, status.st_size, status.st_mtime_ns)
             if seen in _checked or hashlib.sha256(tokens.data).hexdigest() == shard.sha256:
                 _checked.add(seen)
-                return tokens
+                return np.asarray(tokens)  # a plain array, of which slices are much cheaper
             if own_path is None and not is_last_try:
                 path.unlink(missing_ok=True)  # a copy that has been damaged: fetch it again
         raise UserError(f"{address} does not fit its checksum; prepare the dataset again")
