@@ -40,6 +40,31 @@ hypothesis.settings.load_profile("sparklm")
 SENTENCES = "The quick brown fox jumps over the lazy dog.\nPack my box with five dozen liquor jugs.\n"
 
 
+THE_21_COLUMNS = [
+    "Epoch",
+    "TimeStamp",
+    "TrainingLoss",
+    "TrainingAccuracy",
+    "ValidationAccuracy",
+    "meanGradientMagnitude",
+    "maxGradientMagnitude",
+    "minGradientMagnitude",
+    "gradientVariance",
+    "LearningRate",
+    "UsedMemoryMB",
+    "TotalMemoryMB",
+    "MaxMemoryMB",
+    "totalShuffleReadBytes",
+    "totalShuffleWriteBytes",
+    "maxTaskDuration",
+    "minTaskDuration",
+    "avgTaskDuration",
+    "failedTaskCount",
+    "processCpuLoad",
+    "systemCpuLoad",
+]
+
+
 def heed_interrupts() -> None:
     """For a child process: a shell that runs the tests in the background has told its children to ignore interrupts."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -94,6 +119,10 @@ def run_job(
 ) -> JobResult:
     folder = Folder(str(run))
     return job.train(config, folder, placement or InProcess(), watcher or SilentWatcher(), keep_text=keep_text)
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @pytest.fixture(scope="session")

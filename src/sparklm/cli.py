@@ -311,14 +311,10 @@ def predict(
 
 def _print_trials(trained: TrainedModel, dataset: str, top: int, first: int, as_json: bool) -> None:
     """Print what a model says after the windows of its text, and how many it has learned."""
+    from sparklm.inference.evaluate import open_dataset
     from sparklm.inference.generate import try_windows
-    from sparklm.storage import Folder
-    from sparklm.text.shards import Dataset
 
-    opened = Dataset(Folder(dataset))
-    if opened.tokenizer.fingerprint != trained.tokenizer.fingerprint:
-        raise UserError(f"{dataset} was made with another tokenizer than the model")
-    trials = list(try_windows(trained, opened, top))
+    trials = list(try_windows(trained, open_dataset(trained, dataset), top))
     if as_json:
         print(json.dumps([asdict(trial) for trial in trials], ensure_ascii=False))
         return

@@ -22,7 +22,7 @@ from sparklm.models.shape import ModelShape, check_embeddings
 from sparklm.storage import Folder, split_address
 from sparklm.text.embeddings import EMBEDDINGS, WORD2VEC_ROUNDS, make_embeddings, write_embeddings
 from sparklm.text.prepare import check_corpus, corpus_address, is_unchanged, prepare
-from sparklm.text.shards import Dataset, Manifest, is_dataset, read_manifest
+from sparklm.text.shards import Dataset, Manifest, is_dataset
 from sparklm.text.windows import DocumentWindows
 from sparklm.training.checkpoint import load_tensors, read_commit
 from sparklm.training.fit import FitResult, Watcher, fit
@@ -40,6 +40,7 @@ from sparklm.training.run import (
     read_embeddings,
 )
 
+_OWN_DATASET = "dataset"  # in the run folder, where the run made it itself
 MODEL, SAMPLE_TEXT, STATS_JSON, STATS_TEXT = "model.zip", "sample.txt", "stats.json", "stats.txt"
 
 
@@ -74,13 +75,12 @@ def train(
     check(config, run)
     began = time.monotonic()
     if run.exists(CONFIG):
-        record, manifest = _reopen(config, run, placement, keep_text)
+        record, dataset = _reopen(config, run, placement, keep_text)
         if latest_step(run) == 0:
             watcher.note("this run has no checkpoint yet: training starts from the beginning")
     else:
-        record, manifest = _begin(config, run, placement, watcher)
+        record, dataset = _begin(config, run, placement, watcher)
     prepared = time.monotonic()
-    dataset = Dataset(record.dataset_folder(run))
     plan = make_plan(config, dataset)
     watcher.stage(
         f"Training in {placement.description}, {count(plan.total_steps, 'step')}, {count(record.threads, 'thread')}"
@@ -95,7 +95,7 @@ def train(
     sample = _write_sample(run, config, trained, dataset, watcher)
     seconds = {"prepare": prepared - began, "train": trained_at - prepared, "finish": time.monotonic() - trained_at}
     if result.did_steps or not run.exists(STATS_JSON):
-        _write_statistics(run, record, manifest, result, placement, seconds)
+        _write_statistics(run, record, dataset.manifest, result, placement, seconds)
     return JobResult(
         records=result.records,
         model_record=result.model_record,
@@ -112,7 +112,7 @@ def check(config: Config, run: Folder) -> None:
     if run.exists(CONFIG):
         check_same_run(run, config)
     else:
-        others = set(run.names()) - {"dataset", EMBEDDINGS, WORD2VEC_ROUNDS}
+        others = set(run.names()) - {_OWN_DATASET, EMBEDDINGS, WORD2VEC_ROUNDS}
         if others:
             raise UserError(f"{run} is not empty and holds no run ({min(others)} is there); choose another --run")
         if config.data.corpus is None or not is_dataset(config.data.corpus):
@@ -122,40 +122,43 @@ def check(config: Config, run: Folder) -> None:
         folder.check_writable()
 
 
-def _reopen(config: Config, run: Folder, placement: Placement, keep_text: bool) -> tuple[RunRecord, Manifest]:
+def _reopen(config: Config, run: Folder, placement: Placement, keep_text: bool) -> tuple[RunRecord, Dataset]:
     """Go on with a run: its own dataset is all the text it needs."""
     record = check_same_run(run, config)
-    manifest = record.read_manifest(run)
-    has_own_dataset = record.dataset == "dataset"
-    if has_own_dataset and not keep_text and not is_unchanged(config.data, config.cleaning, manifest, placement):
+    dataset = record.open_dataset(run)
+    has_own_dataset = record.dataset == _OWN_DATASET
+    if (
+        has_own_dataset
+        and not keep_text
+        and not is_unchanged(config.data, config.cleaning, dataset.manifest, placement)
+    ):
         raise UserError(
             f"the text of {corpus_address(config.data)} has changed since {run} began; choose another --run to train "
             "on the new text, or add --resume to go on with the old"
         )
-    return record, manifest
+    return record, dataset
 
 
-def _begin(config: Config, run: Folder, placement: Placement, watcher: JobWatcher) -> tuple[RunRecord, Manifest]:
+def _begin(config: Config, run: Folder, placement: Placement, watcher: JobWatcher) -> tuple[RunRecord, Dataset]:
     """Find or make the dataset and fix the settings; a new run folder is taken away again when the text is no good."""
     corpus = config.data.corpus
     is_new = not run.exists()
     try:
         if corpus is not None and is_dataset(corpus):
-            folder = Folder(corpus).absolute()
-            dataset, manifest = folder.url, read_manifest(folder)
+            folder, name = Folder(corpus).absolute(), Folder(corpus).absolute().url
             watcher.note(f"using the dataset {corpus} with its own tokenizer and split")
         else:
+            folder, name = run / _OWN_DATASET, _OWN_DATASET
             watcher.stage("Preparing the text")
-            manifest = prepare(config.data, config.cleaning, run / "dataset", placement)
-            dataset = "dataset"
-        for note in describe_counts(manifest):
+            prepare(config.data, config.cleaning, folder, placement)
+        dataset = Dataset(folder)
+        for note in describe_counts(dataset.manifest):
             watcher.note(note)
-        opened = Dataset(Folder(dataset) if dataset != "dataset" else run / dataset)
-        make_plan(config, opened)
-        _tell_short_documents(config, opened, watcher)
+        make_plan(config, dataset)
+        _tell_short_documents(config, dataset, watcher)
         if config.data.embeddings is not None:
-            _write_embeddings(config.data.embeddings, config, opened, run, placement, watcher)
-        return create_run(run, config, dataset, manifest, _threads(config, placement)), manifest
+            _write_embeddings(config.data.embeddings, config, dataset, run, placement, watcher)
+        return create_run(run, config, name, dataset.manifest, _threads(config, placement)), dataset
     except UserError:
         if is_new:
             run.remove()

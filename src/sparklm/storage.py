@@ -220,7 +220,8 @@ def cached_copy(folder: Folder, name: str, sha256: str) -> Path:
     """Keep a copy of a remote file on a local disk under its checksum, and give its path.
 
     The cache is shared by all processes of a user, in `$SPARKLM_CACHE` or the usual place for caches, and takes up to
-    half of what is free there: what was not used for longest goes first. The caller checks the content.
+    half of what is free there: what was not used for longest goes first. A copy that was there
+    before is not checked again here.
     """
     cache = _cache_folder()
     path = cache / sha256

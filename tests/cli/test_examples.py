@@ -13,30 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_readme import ROOT, commands
-
-COLUMNS = [
-    "Epoch",
-    "TimeStamp",
-    "TrainingLoss",
-    "TrainingAccuracy",
-    "ValidationAccuracy",
-    "meanGradientMagnitude",
-    "maxGradientMagnitude",
-    "minGradientMagnitude",
-    "gradientVariance",
-    "LearningRate",
-    "UsedMemoryMB",
-    "TotalMemoryMB",
-    "MaxMemoryMB",
-    "totalShuffleReadBytes",
-    "totalShuffleWriteBytes",
-    "maxTaskDuration",
-    "minTaskDuration",
-    "avgTaskDuration",
-    "failedTaskCount",
-    "processCpuLoad",
-    "systemCpuLoad",
-]
+from tests.conftest import THE_21_COLUMNS
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +49,8 @@ def test_the_lstm_system_writes_its_model_and_its_columns(place: Path) -> None:
     with (place / "s0/src/main/resources/training_metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 10
-    assert list(rows[0])[:21] == COLUMNS
-    assert all(rows[0][column] != "" for column in COLUMNS)
+    assert list(rows[0])[:21] == THE_21_COLUMNS
+    assert all(rows[0][column] != "" for column in THE_21_COLUMNS)
 
 
 @pytest.mark.spark

@@ -15,6 +15,7 @@ from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset, Manifest
 from sparklm.training.placement import InProcess
+from tests.conftest import files_below
 
 if TYPE_CHECKING:
     from sparklm.spark.placement import OnSpark
@@ -37,10 +38,6 @@ def texts_of(folder: Path) -> list[str]:
             texts.append(dataset.tokenizer.decode(tokens[last:place]))
             last = place + 1
     return texts
-
-
-def files_below(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @pytest.fixture

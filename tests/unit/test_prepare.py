@@ -22,6 +22,7 @@ from sparklm.text.shards import Dataset, Manifest, Segment, TokenStream, is_data
 from sparklm.text.tokenizer_kinds import make_tokenizer
 from sparklm.text.windows import DocumentWindows
 from sparklm.training.placement import InProcess
+from tests.conftest import files_below
 
 
 class InReverse(InProcess):
@@ -55,10 +56,6 @@ def write_corpus(tmp_path: Path, **documents: str | bytes) -> None:
     (tmp_path / "corpus").mkdir(exist_ok=True)
     for name, text in documents.items():
         (tmp_path / "corpus" / f"{name}.txt").write_bytes(text.encode() if isinstance(text, str) else text)
-
-
-def files_below(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def test_tokens_are_the_text_and_every_document_is_closed(tmp_path: Path) -> None:

@@ -24,31 +24,7 @@ from sparklm.training.optim import learning_rate
 from sparklm.training.placement import InProcess
 from sparklm.training.run import ProgressFile, execute_round, latest_step, read_run, restored_trainer
 from sparklm.training.strategies import Round, plan_rounds
-from tests.conftest import SENTENCES, SilentWatcher, run_job, tiny_config
-
-THE_21_COLUMNS = [
-    "Epoch",
-    "TimeStamp",
-    "TrainingLoss",
-    "TrainingAccuracy",
-    "ValidationAccuracy",
-    "meanGradientMagnitude",
-    "maxGradientMagnitude",
-    "minGradientMagnitude",
-    "gradientVariance",
-    "LearningRate",
-    "UsedMemoryMB",
-    "TotalMemoryMB",
-    "MaxMemoryMB",
-    "totalShuffleReadBytes",
-    "totalShuffleWriteBytes",
-    "maxTaskDuration",
-    "minTaskDuration",
-    "avgTaskDuration",
-    "failedTaskCount",
-    "processCpuLoad",
-    "systemCpuLoad",
-]
+from tests.conftest import SENTENCES, THE_21_COLUMNS, SilentWatcher, run_job, tiny_config
 
 
 class DiesAfter(InProcess):

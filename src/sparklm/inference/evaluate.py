@@ -63,11 +63,17 @@ def _bits_per_byte(result: Evaluation, bytes_per_token: float) -> float | None:
     return result.loss / math.log(2) / bytes_per_token if bytes_per_token else math.inf
 
 
+def open_dataset(trained: TrainedModel, address: str) -> Dataset:
+    """Open a dataset whose tokens mean to a model what they meant to its text."""
+    dataset = Dataset(Folder(address))
+    if dataset.tokenizer.fingerprint != trained.tokenizer.fingerprint:
+        raise UserError(f"{address} was made with another tokenizer than the model; use its text instead")
+    return dataset
+
+
 def _validation(trained: TrainedModel, dataset_address: str) -> tuple[TokenStream, int]:
     """Give the validation tokens of a dataset, and how many bytes of text they are."""
-    dataset = Dataset(Folder(dataset_address))
-    if dataset.tokenizer.fingerprint != trained.tokenizer.fingerprint:
-        raise UserError(f"{dataset_address} was made with another tokenizer than the model; evaluate its text instead")
+    dataset = open_dataset(trained, dataset_address)
     stream = dataset.validation
     if len(stream) == 0:
         raise UserError(f"{dataset_address} has no validation part; evaluate a text instead")

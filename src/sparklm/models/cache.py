@@ -7,18 +7,19 @@ from torch import Tensor
 
 
 class Cache:
-    """Per layer: keys and values of all tokens so far (attention), or the hidden state (recurrent networks)."""
+    """Per layer, keys and values of all tokens so far (attention); or the state after them (recurrent networks)."""
 
     def __init__(self) -> None:
         self.length = 0
-        self.layers: dict[int, tuple[Tensor, ...]] = {}
+        self.state: Tensor | tuple[Tensor, ...] | None = None
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def extend(self, layer: int, key_BKTD: Tensor, value_BKTD: Tensor) -> tuple[Tensor, Tensor]:
         """Add a layer's new keys and values and give all of them."""
-        if layer in self.layers:
-            old_key, old_value = self.layers[layer]
+        if layer in self._layers:
+            old_key, old_value = self._layers[layer]
             key_BKTD, value_BKTD = torch.cat((old_key, key_BKTD), dim=2), torch.cat((old_value, value_BKTD), dim=2)
-        self.layers[layer] = key_BKTD, value_BKTD
+        self._layers[layer] = key_BKTD, value_BKTD
         return key_BKTD, value_BKTD
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
 from sparklm.spark.duplicates import SIGNATURE_SCHEMA, find_duplicates, signature_batches
-from sparklm.spark.tasks import guarded, run_query
+from sparklm.spark.tasks import ANSWER_SCHEMA, answer, collect_answers, guarded, run_query
 from sparklm.text.cleaning import clean
 from sparklm.text.prepare import (
     SHARD_TEXT_BYTES,
@@ -26,14 +26,12 @@ from sparklm.text.prepare import (
     encode_shard,
     sign_shard,
 )
-from sparklm.text.readers import Chunk, make_chunk
+from sparklm.text.readers import Chunk, make_chunk, missing_column
 from sparklm.text.shards import Input
 from sparklm.text.token_files import Vocabulary
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-_RESULT_SCHEMA = "value string, user_error string, diverged string"
 
 
 class TableCorpus:
@@ -98,13 +96,11 @@ class TableCorpus:
             shard = _partition()
             own = request.model_copy(update={"number": shard, "has_duplicates": shard in with_duplicates})
             counts: Counter[str] = Counter()
-            yield from guarded(_answer(own, _chunks(batches, name, counts), counts), _RESULT_SCHEMA)
+            chunks = _chunks(batches, name, counts)
+            yield from answer(shard, lambda: encode_shard(own, chunks, counts).model_dump_json())
 
-        results = [
-            ShardResult.model_validate_json(row.value)
-            for row in run_query(self._session, lambda: self._shards().mapInArrow(encode, _RESULT_SCHEMA))
-        ]
-        return sorted(results, key=lambda result: result.number)
+        answers = collect_answers(self._session, lambda: self._shards().mapInArrow(encode, ANSWER_SCHEMA))
+        return [ShardResult.model_validate_json(text) for text in answers]
 
     def _shards(self) -> DataFrame:
         rows = self._rows.repartition(self._num_shards, "hash").sortWithinPartitions("hash", "text")
@@ -122,9 +118,7 @@ def _open_rows(session: SparkSession, data: DataConfig) -> DataFrame:
         table = session.table(data.table) if data.table else session.read.format(data.format).load(data.corpus)
         names = table.columns
         if data.text_column not in names:
-            raise UserError(
-                f"{source} has no column {data.text_column!r}, only {', '.join(names)}; say which with data.text_column"
-            )
+            raise missing_column(source, data.text_column, names)
         kind = table.schema[data.text_column].dataType.simpleString()
         if kind not in ("string", "binary") and not kind.startswith(("varchar", "char")):
             raise UserError(f"{source}: the column {data.text_column!r} is of type {kind}, not a text")
@@ -148,18 +142,6 @@ def _chunks(batches: Iterator[Any], name: str, counts: Counter[str]) -> Iterator
             counts["input_bytes"] += len(text)
             counts["read_bytes"] += len(text)
             yield make_chunk(f"{name}:{number & (2**64 - 1):016x}", text)
-
-
-def _answer(request: ShardRequest, chunks: Iterator[Chunk], counts: Counter[str]) -> Iterator[Any]:
-    import pyarrow
-
-    value = encode_shard(request, chunks, counts).model_dump_json()
-    yield pyarrow.RecordBatch.from_pydict(
-        {
-            name: pyarrow.array([text], pyarrow.string())
-            for name, text in (("value", value), ("user_error", None), ("diverged", None))
-        }
-    )
 
 
 def _partition() -> int:

@@ -8,6 +8,7 @@ would change nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sparklm.errors import JobError, TrainingDivergedError, UserError
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 _WAIT_SECONDS = 0.2
 _CANCEL_SECONDS = 10.0
-_ANSWER_SCHEMA = "place long, value string, user_error string, diverged string"
+ANSWER_SCHEMA = "place long, value string, user_error string, diverged string"
 
 
 def run_tasks(
@@ -31,10 +32,33 @@ def run_tasks(
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         for place in (place for batch in batches for place in batch.column(0).to_pylist()):
-            yield from guarded(_answer(place, work, orders[place]), _ANSWER_SCHEMA)
+            yield from answer(place, partial(work, orders[place]))
 
-    answers = run_query(session, lambda: session.range(0, len(orders), 1, num_tasks).mapInArrow(run, _ANSWER_SCHEMA))
-    return [answer.value for answer in sorted(answers, key=lambda answer: answer.place)]
+    return collect_answers(session, lambda: session.range(0, len(orders), 1, num_tasks).mapInArrow(run, ANSWER_SCHEMA))
+
+
+def answer(place: int, work: Callable[[], str]) -> Iterator[Any]:
+    """Give, on a worker, what some work answers, as a row of `ANSWER_SCHEMA`."""
+
+    def rows() -> Iterator[Any]:
+        import pyarrow
+
+        nothing = pyarrow.array([None], pyarrow.string())
+        yield pyarrow.RecordBatch.from_pydict(
+            {
+                "place": pyarrow.array([place], pyarrow.int64()),
+                "value": pyarrow.array([work()], pyarrow.string()),
+                "user_error": nothing,
+                "diverged": nothing,
+            }
+        )
+
+    return guarded(rows(), ANSWER_SCHEMA)
+
+
+def collect_answers(session: SparkSession, query: Callable[[], DataFrame]) -> list[str]:
+    """Collect the answers of a query, in the order of their places."""
+    return [row.value for row in sorted(run_query(session, query), key=lambda row: row.place)]
 
 
 def run_query(session: SparkSession, query: Callable[[], DataFrame]) -> list[Row]:
@@ -86,20 +110,6 @@ def _failure(schema: str, column: str, text: str) -> Any:
     fields = [field.split() for field in schema.split(",")]
     return pyarrow.RecordBatch.from_pydict(
         {name: pyarrow.array([text if name == column else None], types[kind]) for name, kind in fields}
-    )
-
-
-def _answer(place: int, work: Callable[[str], str], order: str) -> Iterator[Any]:
-    import pyarrow
-
-    nothing = pyarrow.array([None], pyarrow.string())
-    yield pyarrow.RecordBatch.from_pydict(
-        {
-            "place": pyarrow.array([place], pyarrow.int64()),
-            "value": pyarrow.array([work(order)], pyarrow.string()),
-            "user_error": nothing,
-            "diverged": nothing,
-        }
     )
 
 

@@ -78,7 +78,6 @@ class ShardResult(BaseModel):
     """What the task wrote."""
 
     model_config = ConfigDict(frozen=True)
-    number: int
     shards: list[tuple[Split, Shard]]
     counts: Counts
     repaired_documents: set[str]  # by name, because a long document may lie in several shards
@@ -388,9 +387,7 @@ def encode_shard(request: ShardRequest, chunks: Iterable[Chunk], counts: Counter
     for split in rows:
         if rows[split]:
             close(split)
-    return ShardResult(
-        number=request.number, shards=shards, counts=Counts(**counts), repaired_documents=repaired_documents
-    )
+    return ShardResult(shards=shards, counts=Counts(**counts), repaired_documents=repaired_documents)
 
 
 def _encode(tokenizer: Tokenizer, chunk: Chunk, form: Form) -> TokenIds:

@@ -247,7 +247,7 @@ def _read_csv(piece: Piece, text_column: str, counts: Counter[str]) -> Iterator[
         if rows.fieldnames is None:
             return  # an empty file
         if text_column not in rows.fieldnames:
-            raise _missing_column(piece.address, text_column, rows.fieldnames)
+            raise missing_column(piece.address, text_column, rows.fieldnames)
         for number, row in enumerate(rows):
             data = (row[text_column] or "").encode(errors=escape)
             _refuse_zero(data, 0, f"{piece.address}, row {number}")
@@ -267,7 +267,7 @@ def _read_parquet(piece: Piece, text_column: str, counts: Counter[str]) -> Itera
         try:
             table = pyarrow.parquet.ParquetFile(file)
             if text_column not in table.schema_arrow.names:
-                raise _missing_column(piece.address, text_column, table.schema_arrow.names)
+                raise missing_column(piece.address, text_column, table.schema_arrow.names)
             row = 0
             for group in range(table.num_row_groups):
                 metadata = table.metadata.row_group(group)
@@ -322,7 +322,8 @@ def _refuse_zero(data: bytes, offset: int, address: str) -> None:
         )
 
 
-def _missing_column(address: str, text_column: str, names: Any) -> UserError:
+def missing_column(address: str, text_column: str, names: Any) -> UserError:
+    """Say which columns there are instead of the one that was asked for."""
     return UserError(
         f"{address} has no column {text_column!r}, only {', '.join(names)}; say which with data.text_column"
     )

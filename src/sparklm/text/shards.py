@@ -290,13 +290,20 @@ class Dataset:
             )
         self.train = open_split(folder, self.manifest, "train")
         self.validation = open_split(folder, self.manifest, "validation")
+        self._ends: dict[TokenStream, Int64Array] = {}
 
     def windows(self, stream: TokenStream, data: DataConfig, stride: int) -> Windows:
         """Lay windows over a stream of this dataset, as the config asks."""
         by_document = data.windows == "documents" or (data.windows == "auto" and self.manifest.holds_lines)
         if not by_document:
             return StreamWindows(num_tokens=len(stream), window_size=data.window_size, stride=stride)
-        ends = stream.places_of(self.tokenizer.end_of_text) + 1
-        if len(stream) and (len(ends) == 0 or ends[-1] != len(stream)):
-            ends = np.append(ends, len(stream))  # a split may end inside a document
-        return DocumentWindows(ends=ends, window_size=data.window_size, stride=stride)
+        return DocumentWindows(ends=self._document_ends(stream), window_size=data.window_size, stride=stride)
+
+    def _document_ends(self, stream: TokenStream) -> Int64Array:
+        """Find where the documents of a stream end, which takes a reading of all of it: once."""
+        if stream not in self._ends:
+            ends = stream.places_of(self.tokenizer.end_of_text) + 1
+            if len(stream) and (len(ends) == 0 or ends[-1] != len(stream)):
+                ends = np.append(ends, len(stream))  # a split may end inside a document
+            self._ends[stream] = ends
+        return self._ends[stream]

@@ -20,7 +20,7 @@ from sparklm.errors import UserError
 from sparklm.records import read_record
 from sparklm.storage import Folder
 from sparklm.text.embeddings import EMBEDDINGS
-from sparklm.text.shards import Dataset, Manifest, read_manifest
+from sparklm.text.shards import Dataset, Manifest
 from sparklm.text.windows import WindowPlan
 from sparklm.training.checkpoint import Commit, committed_steps, load_tensors, read_commit, save_checkpoint
 from sparklm.training.loop import StepCallback, Trainer, resident_bytes, use_threads
@@ -48,18 +48,14 @@ class RunRecord(BaseModel):
         is_inside = "://" not in self.dataset and not self.dataset.startswith("/")
         return run / self.dataset if is_inside else Folder(self.dataset)
 
-    def read_manifest(self, run: Folder) -> Manifest:
-        """Read the manifest of the run's dataset, if it is still the one that the run began with."""
-        manifest = read_manifest(self.dataset_folder(run))
-        self.check_dataset(manifest, run)
-        return manifest
-
-    def check_dataset(self, manifest: Manifest, run: Folder) -> None:
-        """Refuse to go on with other tokens than those that the run began with."""
-        if manifest.fingerprint != self.dataset_sha256:
+    def open_dataset(self, run: Folder) -> Dataset:
+        """Open the run's dataset; other tokens than those that the run began with are refused."""
+        dataset = Dataset(self.dataset_folder(run))
+        if dataset.manifest.fingerprint != self.dataset_sha256:
             raise UserError(
                 f"{self.dataset_folder(run)} is not the dataset that {run} began with; put it back, or begin a new run"
             )
+        return dataset
 
 
 def create_run(folder: Folder, config: Config, dataset: str, manifest: Manifest, threads: int) -> RunRecord:
@@ -181,8 +177,7 @@ def restored_trainer(run: Folder, step: int) -> Trainer:
     """Make the replica as it was after a step."""
     record = read_run(run)
     use_threads(record.threads)
-    dataset = Dataset(record.dataset_folder(run))
-    record.check_dataset(dataset.manifest, run)
+    dataset = record.open_dataset(run)
     trainer = Trainer(record.config, dataset, make_plan(record.config, dataset), read_embeddings(run, record.config))
     if step > 0:
         commit = read_commit(run, step)
