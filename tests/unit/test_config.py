@@ -97,7 +97,7 @@ def test_all_problems_are_told_at_once_with_value_source_allowed_and_nearest_key
         ("training.objective=embedding", "does not go with gpt; use lstm, dense, attention or rnn"),
         ("model.architecture=transformer", "should be 'gpt', 'lstm', 'dense', 'attention' or 'rnn'"),
         ("training.epochs=0", "greater than or equal to 1"),
-        ("distributed.replicas=2", "only one replica can be trained for now"),
+        ("distributed.replicas=5000", "less than or equal to 4096"),
         ("data.validation_fraction=1", "less than 1"),
         ("spark.mastr=local", "did you mean spark.master"),
         ("epochs=3", "did you mean training.epochs"),
@@ -373,3 +373,30 @@ def test_every_alias_leads_to_a_key_that_exists() -> None:
         assert target in keys or target.startswith("spark.properties.spark.")
         assert translate(target, keys) == target
     assert Config.model_validate({}) == Config()
+
+
+def test_settings_of_meetings_that_do_not_take_place_are_told() -> None:
+    alone = resolve(assignments=["distributed.strategy=averaging", "distributed.averaging_frequency=3"])
+    assert alone.notes == [
+        "distributed.averaging_frequency is not used: one replica has nobody to meet",
+        "distributed.strategy is not used: one replica has nobody to meet",
+    ]
+    together = resolve(
+        assignments=["distributed.replicas=2", "distributed.averaging_frequency=3", "distributed.diloco_steps=9"]
+    )
+    assert together.notes == ["distributed.averaging_frequency is not used: the strategy is diloco"]
+
+
+def test_knobs_of_an_old_training_master_are_taken_over_or_explained(tmp_path: Path) -> None:
+    (tmp_path / "a.conf").write_text(
+        "trainingMaster { numWorkers = 4, batchSizePerWorker = 16, averageUpdaters = false, averagingFrequency = 7, "
+        "aggregationDepth = 2, storageLevel = MEMORY_ONLY }\ndistributed.strategy = averaging"
+    )
+    resolution = resolve(config_file=str(tmp_path / "a.conf"))
+    distributed = resolution.config.distributed
+    assert (distributed.replicas, distributed.averaging_frequency, distributed.average_optimizer) == (4, 7, False)
+    assert resolution.config.training.batch_size == 16
+    assert [note.partition(":")[0] for note in resolution.notes] == [
+        "trainingMaster.aggregationDepth = 2 is not used",
+        "trainingMaster.storageLevel = 'MEMORY_ONLY' is not used",
+    ]

@@ -14,6 +14,7 @@ _AS_THEN: dict[str, object] = {
     "training.warmup_fraction": 0.0,
     "training.weight_decay": 0.0,
     "training.gradient_clip": None,
+    "distributed.strategy": "averaging",
 }
 PRESETS: dict[str, dict[str, object]] = {
     # The tree's own defaults: about 1 M parameters, trained on the sample in about a minute on two cores.

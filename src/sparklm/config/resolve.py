@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from sparklm.config.files import read_config_file
 from sparklm.config.presets import DEFAULT_PRESET, preset_values
-from sparklm.config.seeds import ALIASES, CLUSTER_ALIASES, SYSTEM_PRESETS, translate
+from sparklm.config.seeds import ALIASES, CLUSTER_ALIASES, SYSTEM_PRESETS, WITHOUT_EFFECT, translate
 from sparklm.config.tree import Config
 from sparklm.errors import UserError
 from sparklm.storage import is_answering, split_url
@@ -95,9 +95,7 @@ def describe(resolution: Resolution) -> list[tuple[str, object, str, str]]:
 def unused_settings(config: Config, provenance: Mapping[str, str]) -> list[str]:
     """Name what was set on purpose but has no effect on this job, so that nobody is misled."""
     architecture, objective = config.model.architecture, config.objective
-    reasons = {
-        "distributed.averaging_frequency": "one replica has nothing to average",
-    }
+    reasons = _unused_in_meetings(config)
     if config.data.tokenizer not in ("bpe", "word"):
         reasons["data.vocab_size"] = f"the tokenizer {config.data.tokenizer} has as many ids as it needs"
     if objective == "embedding":
@@ -110,6 +108,24 @@ def unused_settings(config: Config, provenance: Mapping[str, str]) -> list[str]:
     if architecture not in ("gpt", "attention"):
         reasons |= dict.fromkeys(("model.num_heads", "model.head_size"), f"{architecture} has no attention")
     return [f"{key} is not used: {reason}" for key, reason in reasons.items() if key in provenance]
+
+
+def _unused_in_meetings(config: Config) -> dict[str, str]:
+    """Give the settings of meetings that do not take place, each with the reason."""
+    chosen = config.distributed.strategy if config.distributed.replicas > 1 else None
+    owners = {
+        "averaging": ("averaging_frequency", "average_optimizer"),
+        "diloco": ("diloco_steps", "outer_learning_rate", "outer_momentum"),
+    }
+    reasons: dict[str, str] = {}
+    for strategy, names in owners.items():
+        if strategy != chosen:
+            why = f"the strategy is {chosen}" if chosen else "one replica has nobody to meet"
+            reasons |= {f"distributed.{name}": why for name in names}
+    if chosen is None:
+        alone = dict.fromkeys(("strategy", "compress", "exchange"), "one replica has nobody to meet")
+        reasons |= {f"distributed.{name}": why for name, why in alone.items()}
+    return reasons
 
 
 def _merge(layers: Sequence[_Layer], problems: list[str]) -> tuple[dict[str, object], dict[str, str], list[str]]:
@@ -126,6 +142,9 @@ def _merge(layers: Sequence[_Layer], problems: list[str]) -> tuple[dict[str, obj
             key = translate(given, keys)
             if given in skipped:
                 notes.append(f"{given} = {value!r} is not used: {skipped[given]}")
+            elif key is None and given.removeprefix("trainingMaster.") in WITHOUT_EFFECT:
+                reason = WITHOUT_EFFECT[given.removeprefix("trainingMaster.")]
+                notes.append(f"{given} = {value!r} is not used: {reason}")
             elif key is None:
                 problems.append(f"{given} = {value!r} ({layer.source}): unknown key{_nearest(given, keys)}")
             else:

@@ -43,9 +43,24 @@ ALIASES: dict[str, str] = {
         for section in ("", "model.", "training.", "trainingMaster.")
         for name, key in {
             "averagingFrequency": "distributed.averaging_frequency",
+            "averageUpdaters": "distributed.average_optimizer",
+            "batchSizePerWorker": "training.batch_size",
+            "numWorkers": "distributed.replicas",
             "workerPrefetchNumBatches": "distributed.prefetch_batches",
         }.items()
     },
+}
+
+# Settings of their training masters that have nothing to set here, and why.
+WITHOUT_EFFECT: dict[str, str] = {
+    "aggregationDepth": "means are taken in slices, each by one task, so there is no tree of a depth",
+    "collectTrainingStats": "figures are always collected",
+    "exportDirectory": "windows are cut out of the dataset's shards and never exported",
+    "rddDataSetNumExamples": "windows are cut out of the dataset's shards; there are no examples in an RDD",
+    "rddTrainingApproach": "windows are cut out of the dataset's shards and never exported",
+    "repartition": "which replica sees which window follows from the seed alone",
+    "repartitionStrategy": "which replica sees which window follows from the seed alone",
+    "storageLevel": "windows are cut out of the dataset's shards; nothing is kept in Spark's storage",
 }
 
 # Addresses on S3 that stand beside a local one: used on a cluster, where the local one cannot be meant.

@@ -268,18 +268,51 @@ class TrainingConfig(Section):
 
 
 class DistributedConfig(Section):
-    """How many replicas learn together, and how they meet."""
+    """How many replicas learn together, and how they meet. With one replica there is nobody to meet."""
 
-    replicas: PositiveInt = Field(1, description="models trained in parallel (one for now)")
-    averaging_frequency: PositiveInt = Field(5, description="batches between parameter averages")
+    replicas: Annotated[int, Field(ge=1, le=4096)] = Field(1, description="models trained side by side")
+    strategy: Literal["allreduce", "averaging", "diloco"] = Field(
+        "diloco",
+        description="what replicas share: allreduce (gradients, every step), averaging (weights, every "
+        "averaging_frequency steps), diloco (weights, every diloco_steps, through an outer Nesterov momentum)",
+    )
+    averaging_frequency: PositiveInt = Field(5, description="averaging: steps between two averages")
+    average_optimizer: bool = Field(
+        True, description="averaging: average the optimiser's memory as well; false = each replica keeps its own"
+    )
+    diloco_steps: PositiveInt = Field(50, description="diloco: steps between two meetings")
+    outer_learning_rate: Annotated[float, Field(gt=0)] = Field(0.7, description="diloco: of the outer optimiser")
+    outer_momentum: Fraction = Field(0.9, description="diloco: of the outer optimiser")
+    compress: Literal["none", "fp16", "bf16", "int8"] = Field(
+        "none", description="numbers in which replicas give what they have learned; what is lost is given next time"
+    )
+    exchange: Literal["auto", "storage", "collective"] = Field(
+        "auto", description="how replicas meet on Spark: storage (retryable tasks, files), collective (a barrier stage)"
+    )
     prefetch_batches: Annotated[int, Field(ge=0)] = Field(2, description="batches read ahead")
+    timeout_seconds: Annotated[float, Field(gt=0, le=86_400)] = Field(
+        600, description="silence after which a replica counts as lost"
+    )
+    max_retries: Annotated[int, Field(ge=0, le=1000)] = Field(
+        3, description="times in an epoch that lost work is begun again, beyond what Spark itself repeats"
+    )
 
-    @field_validator("replicas")
-    @classmethod
-    def _check_replicas(cls, value: int) -> int:
-        if value != 1:
-            raise ValueError("only one replica can be trained for now")
-        return value
+    @property
+    def meeting_every_steps(self) -> int | None:
+        """Steps between two meetings; None when there is nobody to meet."""
+        if self.replicas == 1:
+            return None
+        return {"allreduce": 1, "averaging": self.averaging_frequency, "diloco": self.diloco_steps}[self.strategy]
+
+    @property
+    def gives_gradients(self) -> bool:
+        """Whether replicas share gradients rather than weights."""
+        return self.replicas > 1 and self.strategy == "allreduce"
+
+    @property
+    def gives_optimizer(self) -> bool:
+        """Whether replicas share the memory of their optimisers as well."""
+        return self.replicas > 1 and self.strategy == "averaging" and self.average_optimizer
 
 
 class SparkConfig(Section):
