@@ -13,31 +13,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from pydantic import BaseModel
+
 from sparklm import __version__
 from sparklm.config import Config
 from sparklm.errors import UserError
 from sparklm.inference.generate import Sampling, generate_text
 from sparklm.inference.model_zip import TrainedModel, load_model, pack_model
-from sparklm.models.shape import ModelShape, check_embeddings
+from sparklm.models.shape import check_embeddings
 from sparklm.storage import Folder, split_address
 from sparklm.text.embeddings import EMBEDDINGS, WORD2VEC_ROUNDS, make_embeddings, write_embeddings
 from sparklm.text.prepare import check_corpus, corpus_address, is_unchanged, prepare
 from sparklm.text.shards import Dataset, Manifest, is_dataset
 from sparklm.text.windows import DocumentWindows
-from sparklm.training.checkpoint import load_tensors, read_commit
 from sparklm.training.fit import FitResult, Watcher, fit
-from sparklm.training.loop import final_weights
+from sparklm.training.heartbeat import PROGRESS
 from sparklm.training.metrics import METRICS, EpochRecord
 from sparklm.training.placement import Placement
+from sparklm.training.replicas import replica_at
 from sparklm.training.run import (
     CONFIG,
-    ProgressFile,
     RunRecord,
     check_same_run,
     create_run,
     latest_step,
     make_plan,
-    read_embeddings,
 )
 
 _OWN_DATASET = "dataset"  # in the run folder, where the run made it itself
@@ -49,9 +49,6 @@ class JobWatcher(Watcher, Protocol):
 
     def stage(self, text: str) -> None:
         """A stage begins."""
-
-    def note(self, text: str) -> None:
-        """Something the user should know."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,15 +80,18 @@ def train(
     prepared = time.monotonic()
     plan = make_plan(config, dataset)
     watcher.stage(
-        f"Training in {placement.description}, {count(plan.total_steps, 'step')}, {count(record.threads, 'thread')}"
+        f"Training in {placement.description}, {_replicas(config)}{count(plan.total_steps, 'step')}, "
+        f"{count(record.threads, 'thread')}"
     )
+    placement.prepare_training(config, dataset.manifest.vocab_size, record.threads, watcher)
     result = fit(run, record, plan, placement, watcher)
     trained_at = time.monotonic()
     if result.stopped_early:
         watcher.note(f"stopped early after epoch {len(result.records)}: validation no longer improves")
     watcher.stage("Writing the model")
-    run.remove(ProgressFile.NAME)
-    trained = _write_model(run, config, dataset, result)
+    (run / PROGRESS).remove()
+    placement.run_tasks(write_model_task, [ModelOrder.of(run, result.model_step)], "sparklm: write the model")
+    trained = load_model(run.address(MODEL))
     sample = _write_sample(run, config, trained, dataset, watcher)
     seconds = {"prepare": prepared - began, "train": trained_at - prepared, "finish": time.monotonic() - trained_at}
     if result.did_steps or not run.exists(STATS_JSON):
@@ -229,6 +229,15 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def _replicas(config: Config) -> str:
+    distributed = config.distributed
+    if distributed.replicas == 1:
+        return ""
+    every = distributed.meeting_every_steps
+    when = "every step" if every == 1 else f"every {every} steps"
+    return f"{distributed.replicas} replicas that meet {when} ({distributed.strategy}), "
+
+
 def _threads(config: Config, placement: Placement) -> int:
     """Decide the threads of a replica once; results depend on it, so the run keeps it."""
     from_environment = os.environ.get("OMP_NUM_THREADS", "")
@@ -237,15 +246,29 @@ def _threads(config: Config, placement: Placement) -> int:
     return (
         int(from_environment)
         if from_environment.isdecimal() and from_environment != "0"
-        else placement.default_threads()
+        else placement.default_threads(config.distributed.replicas)
     )
 
 
-def _write_model(run: Folder, config: Config, dataset: Dataset, result: FitResult) -> TrainedModel:
-    tensors = load_tensors(run, read_commit(run, result.model_step))
-    shape = ModelShape.from_config(config, dataset.manifest.vocab_size, read_embeddings(run, config))
-    run.write_bytes(MODEL, pack_model(shape, final_weights(tensors), dataset.tokenizer))
-    return load_model(run.address(MODEL))
+class ModelOrder(BaseModel):
+    """What the task that writes the model is told."""
+
+    run_url: str
+    step: int
+
+    @classmethod
+    def of(cls, run: Folder, step: int) -> str:
+        """Order the model of a step."""
+        return cls(run_url=run.absolute().url, step=step).model_dump_json()
+
+
+def write_model_task(order: str) -> str:
+    """Write model.zip from a checkpoint, wherever this is: the driver never holds a replica."""
+    parsed = ModelOrder.model_validate_json(order)
+    run = Folder(parsed.run_url)
+    trainer = replica_at(run, parsed.step, replica=0)
+    run.write_bytes(MODEL, pack_model(trainer.model.shape, trainer.final_weights(), trainer.dataset.tokenizer))
+    return MODEL
 
 
 def _write_sample(run: Folder, config: Config, trained: TrainedModel, dataset: Dataset, watcher: JobWatcher) -> str:

@@ -122,11 +122,24 @@ class Folder:
         filesystem, path = self._remote(name)
         return bytes(filesystem.cat_file(path))
 
-    def write_bytes(self, name: str, data: bytes) -> None:
-        """Write a whole file so that readers see either the old content or all of the new."""
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        """Read some bytes of a file."""
         local = self.local_path(name)
         if local is not None:
-            _write_local(local, data)
+            with _told(local, "read", passing=FileNotFoundError), open(local, "rb") as file:
+                file.seek(start)
+                return file.read(stop - start)
+        filesystem, path = self._remote(name)
+        return bytes(filesystem.cat_file(path, start=start, end=stop))
+
+    def write_bytes(self, name: str, data: bytes, durable: bool = True) -> None:
+        """Write a whole file so that readers see either the old content or all of the new.
+
+        What is not durable may be lost when the machine (not just the process) dies.
+        """
+        local = self.local_path(name)
+        if local is not None:
+            _write_local(local, data, durable)
             return
         filesystem, path = self._remote(name)
         filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
@@ -263,21 +276,23 @@ def _make_room(cache: Path, num_bytes: int) -> None:
             path.unlink(missing_ok=True)
 
 
-def _write_local(path: Path, data: bytes) -> None:
+def _write_local(path: Path, data: bytes, durable: bool = True) -> None:
     temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}.tmp"
     with _told(path, "written"):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(temporary, "wb") as file:
                 file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
             os.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
-    _sync_directory(path.parent)
+    if durable:
+        _sync_directory(path.parent)
 
 
 @contextlib.contextmanager

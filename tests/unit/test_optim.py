@@ -15,12 +15,13 @@ from sparklm.inference.model_zip import load_model
 from sparklm.models import build_model
 from sparklm.storage import Folder
 from sparklm.training import loop
-from sparklm.training.checkpoint import load_tensors, read_commit
+from sparklm.training.checkpoint import load_replica, read_commit
 from sparklm.training.loop import check_precision
 from sparklm.training.metrics import read_metrics
 from sparklm.training.muon import Muon, orthogonalise
 from sparklm.training.optim import build_optimizer, learning_rate
-from sparklm.training.run import _warm, latest_step, restored_trainer
+from sparklm.training.replicas import _warm, replica_at
+from sparklm.training.run import latest_step
 from sparklm.training.strategies import Round, plan_rounds
 from tests.conftest import SilentWatcher, run_job, tiny_config
 from tests.unit.test_training import DiesAfter
@@ -43,7 +44,7 @@ from tests.unit.test_training import DiesAfter
 def test_a_run_cut_off_goes_on_to_the_same_bits(settings: tuple[str, ...], corpus_file: Path, tmp_path: Path) -> None:
     config = tiny_config(corpus_file, *settings)
     run_job(config, tmp_path / "whole")
-    rounds = list(plan_rounds(restored_trainer(Folder(str(tmp_path / "whole")), 0).plan, 7))
+    rounds = list(plan_rounds(replica_at(Folder(str(tmp_path / "whole")), 0, 0).plan, config))
     for survived in (1, len(rounds) - 1):
         run = tmp_path / f"cut{survived}"
         with pytest.raises(ConnectionError):
@@ -156,8 +157,8 @@ def test_gradients_of_several_batches_make_one_step(corpus_file: Path, tmp_path:
             "training.max_steps=1",
         )
         run_job(config, run)
-        trainer = restored_trainer(Folder(str(run)), 0)
-        trainer.run(Round(replica=0, epoch=0, start=0, stop=1, ends_epoch=False))
+        trainer = replica_at(Folder(str(run)), 0, 0)
+        trainer.run(Round(epoch=0, start=0, stop=1, ends_epoch=False, saves=True))
         weights.append((trainer.plan.batch_size, trainer.totals, trainer.model.token_embeddings.detach()))
     assert [size for size, *_ in weights] == [8, 8, 9]
     assert weights[0][1].loss == pytest.approx(weights[1][1].loss, rel=1e-5)
@@ -171,15 +172,15 @@ def test_averaged_weights_are_what_is_evaluated_and_saved(corpus_file: Path, tmp
     config = tiny_config(corpus_file, "training.ema_decay=0.9", "training.learning_rate=0.03")
     run_job(config, tmp_path / "run")
     run = Folder(str(tmp_path / "run"))
-    tensors = load_tensors(run, read_commit(run, latest_step(run)))
+    tensors = load_replica(run, read_commit(run, latest_step(run)), 0)
     saved = load_model(str(tmp_path / "run")).model.state_dict()
     assert all(torch.equal(saved[name], tensors[f"average/{name}"]) for name in saved)
     assert not torch.equal(tensors["average/model.norm.weight"], tensors["model/model.norm.weight"])
     # the average is that of the weights after each step
-    trainer = restored_trainer(run, 0)
+    trainer = replica_at(run, 0, 0)
     expected: torch.Tensor | None = None
     for step in range(4):
-        trainer.run(Round(replica=0, epoch=0, start=step, stop=step + 1, ends_epoch=False))
+        trainer.run(Round(epoch=0, start=step, stop=step + 1, ends_epoch=False, saves=True))
         now = trainer.model.model.norm.weight.detach().clone()
         decay = min(0.9, (1 + step) / (10 + step))
         expected = now if expected is None else decay * expected + (1 - decay) * now

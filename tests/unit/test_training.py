@@ -13,17 +13,28 @@ import pytest
 import torch
 
 from sparklm.config import TrainingConfig
+from sparklm.config.resolve import resolve
 from sparklm.errors import TrainingDivergedError, UserError
 from sparklm.storage import Folder
 from sparklm.text.windows import WindowPlan
-from sparklm.training.checkpoint import CHECKPOINTS, committed_steps, load_tensors, prune_checkpoints, read_commit
+from sparklm.training.checkpoint import (
+    CHECKPOINTS,
+    committed_steps,
+    load_replica,
+    prune_checkpoints,
+    read_commit,
+    step_folder,
+)
 from sparklm.training.fit import should_stop
-from sparklm.training.loop import choose_device
+from sparklm.training.heartbeat import Heartbeat, read_beat
+from sparklm.training.loop import Trainer, choose_device
 from sparklm.training.metrics import CpuMeter, EpochRecord, read_metrics
 from sparklm.training.optim import learning_rate
 from sparklm.training.placement import InProcess
-from sparklm.training.run import ProgressFile, execute_round, latest_step, read_run, restored_trainer
+from sparklm.training.replicas import replica_at
+from sparklm.training.run import latest_step, read_run
 from sparklm.training.strategies import Round, plan_rounds
+from sparklm.training.together import AllHere, train_together
 from tests.conftest import SENTENCES, THE_21_COLUMNS, SilentWatcher, run_job, tiny_config
 
 
@@ -33,11 +44,21 @@ class DiesAfter(InProcess):
     def __init__(self, rounds: int) -> None:
         self.left = rounds
 
-    def run_round(self, run, round_, on_step):
-        if self.left == 0:
+    def train(self, run, config, rounds, watcher, protect):
+        done = rounds[: self.left]
+        super().train(run, config, done, watcher, protect)
+        self.left -= len(done)
+        if len(done) < len(rounds):
             raise ConnectionError("the machine is gone")
-        self.left -= 1
-        return super().run_round(run, round_, on_step)
+        return 0
+
+
+def replica(run: Path, step: int = 0) -> Trainer:
+    return replica_at(Folder(str(run)), step, replica=0)
+
+
+def a_round(stop: int) -> Round:
+    return Round(epoch=0, start=0, stop=stop, ends_epoch=False, saves=True)
 
 
 def test_the_model_learns_its_text(corpus_file: Path, tmp_path: Path) -> None:
@@ -67,7 +88,7 @@ def test_a_run_cut_off_anywhere_goes_on_to_the_same_bits(corpus_file: Path, tmp_
     config = tiny_config(corpus_file, f"model.dropout={dropout}")
     run_job(config, tmp_path / "whole")
     expected = (tmp_path / "whole" / "model.zip").read_bytes()
-    rounds = len(list(plan_rounds(restored_trainer(Folder(str(tmp_path / "whole")), 0).plan, 7)))
+    rounds = len(list(plan_rounds(replica(tmp_path / "whole").plan, config)))
     assert rounds >= 5
     for survived in range(rounds):
         run = tmp_path / f"cut{survived}"
@@ -150,8 +171,8 @@ def test_a_half_written_checkpoint_does_not_count(corpus_file: Path, tmp_path: P
     run = Folder(str(tmp_path / "run"))
     run_job(tiny_config(corpus_file), tmp_path / "run")
     step = latest_step(run)
-    (run / CHECKPOINTS / "step-99999999").write_bytes("tensors-x.safetensors", b"half")
-    (run / CHECKPOINTS / "step-00000001").write_bytes("tensors-x.safetensors", b"half")
+    (run / CHECKPOINTS / "step-99999999").write_bytes("shared-x.safetensors", b"half")
+    (run / CHECKPOINTS / "step-00000001").write_bytes("shared-x.safetensors", b"half")
     assert latest_step(run) == step
     prune_checkpoints(run, keep=1)
     assert (run / CHECKPOINTS).names() == [f"step-{step:08d}", "step-99999999"]
@@ -161,18 +182,18 @@ def test_a_damaged_checkpoint_is_noticed(corpus_file: Path, tmp_path: Path) -> N
     run = Folder(str(tmp_path / "run"))
     run_job(tiny_config(corpus_file), tmp_path / "run")
     commit = read_commit(run, latest_step(run))
-    folder = run / CHECKPOINTS / f"step-{commit.step:08d}"
-    folder.write_bytes(commit.file, folder.read_bytes(commit.file)[:-1] + b"\0")
-    folder.write_bytes(commit.file, folder.read_bytes(commit.file)[:-1] + b"\1")
+    folder, name = step_folder(run, commit.step), commit.shared.name
+    content = folder.read_bytes(name)
+    folder.write_bytes(name, content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(UserError, match="does not fit its checksum"):
-        load_tensors(run, commit)
+        load_replica(run, commit, 0)
 
 
 def test_only_the_newest_checkpoints_and_the_best_are_kept(finished_run: Path) -> None:
     run = Folder(str(finished_run))
     steps = committed_steps(run)
     assert 2 <= len(steps) <= 3
-    assert steps[-1] == latest_step(run) == restored_trainer(run, 0).plan.total_steps
+    assert steps[-1] == latest_step(run) == replica(finished_run).plan.total_steps
 
 
 def test_metrics_have_the_21_columns_first_and_nothing_made_up_without_spark(finished_run: Path) -> None:
@@ -187,6 +208,8 @@ def test_metrics_have_the_21_columns_first_and_nothing_made_up_without_spark(fin
         "PythonRssMB",
         "TrainingTop1Accuracy",
         "ValidationTop1Accuracy",
+        "ExchangedBytes",
+        "Retries",
     ]
     assert len(rows) == 3
     for row in rows[1:]:
@@ -203,7 +226,7 @@ def test_gradient_figures_and_losses_are_those_of_the_steps(corpus_file: Path, t
     config = tiny_config(corpus_file, "training.epochs=1", "training.gradient_clip=null")
     run_job(config, tmp_path / "run")
     (record,) = read_metrics(Folder(str(tmp_path / "run")))
-    trainer = restored_trainer(Folder(str(tmp_path / "run")), 0)
+    trainer = replica(tmp_path / "run")
     losses, norms, rates = [], [], []
     original = trainer.optimizer.step
 
@@ -215,7 +238,7 @@ def test_gradient_figures_and_losses_are_those_of_the_steps(corpus_file: Path, t
 
     trainer.optimizer.step = observe
     end = trainer.plan.total_steps
-    trainer.run(Round(replica=0, epoch=0, start=0, stop=end, ends_epoch=False), lambda _, loss: losses.append(loss))
+    trainer.run(a_round(stop=end), lambda _, loss: losses.append(loss))
     assert record.TrainingLoss == pytest.approx(np.mean(losses))
     assert record.meanGradientMagnitude == pytest.approx(np.mean(norms), rel=1e-5)
     assert record.maxGradientMagnitude == pytest.approx(max(norms), rel=1e-5)
@@ -226,7 +249,7 @@ def test_gradient_figures_and_losses_are_those_of_the_steps(corpus_file: Path, t
 
 def test_nan_stops_training_before_the_update_and_names_step_rate_and_norm(corpus_file: Path, tmp_path: Path) -> None:
     run_job(tiny_config(corpus_file), tmp_path / "run")
-    trainer = restored_trainer(Folder(str(tmp_path / "run")), 0)
+    trainer = replica(tmp_path / "run")
     with torch.no_grad():
         trainer.model.model.norm.weight[0] = math.nan
     before = trainer.model.model.embed_tokens.weight.clone()
@@ -234,12 +257,12 @@ def test_nan_stops_training_before_the_update_and_names_step_rate_and_norm(corpu
         TrainingDivergedError,
         match=r"diverged at step 0: loss nan, gradient norm nan, learning rate .* new run",
     ):
-        trainer.run(Round(replica=0, epoch=0, start=0, stop=1, ends_epoch=False))
+        trainer.run(a_round(stop=1))
     assert torch.equal(trainer.model.model.embed_tokens.weight, before)
 
 
 def test_a_last_update_that_breaks_the_weights_is_noticed_before_it_is_saved(finished_run: Path) -> None:
-    trainer = restored_trainer(Folder(str(finished_run)), 0)
+    trainer = replica(finished_run)
     original = trainer.optimizer.step
 
     def breaks() -> None:
@@ -249,7 +272,7 @@ def test_a_last_update_that_breaks_the_weights_is_noticed_before_it_is_saved(fin
 
     trainer.optimizer.step = breaks
     with pytest.raises(TrainingDivergedError, match="step 0 made a weight infinite"):
-        trainer.run(Round(replica=0, epoch=0, start=0, stop=1, ends_epoch=False))
+        trainer.run(a_round(stop=1))
 
 
 def test_a_round_repeated_gives_the_same_weights(corpus_file: Path, tmp_path: Path) -> None:
@@ -257,8 +280,11 @@ def test_a_round_repeated_gives_the_same_weights(corpus_file: Path, tmp_path: Pa
     with pytest.raises(ConnectionError):
         run_job(config, tmp_path / "run", DiesAfter(0))
     run = Folder(str(tmp_path / "run"))
-    first_round = next(plan_rounds(restored_trainer(run, 0).plan, 7))
-    tensors = [load_tensors(run, execute_round(run.url, first_round)) for _ in range(2)]
+    first_round = next(plan_rounds(replica(tmp_path / "run").plan, config))
+    tensors = []
+    for _ in range(2):
+        train_together(run, [first_round], AllHere(1), keep_checkpoints=2, protect=None)
+        tensors.append(load_replica(run, read_commit(run, first_round.stop), 0))
     assert tensors[0].keys() == tensors[1].keys()
     assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
 
@@ -276,9 +302,8 @@ def test_early_stopping_keeps_the_best_weights(tmp_path: Path) -> None:
     assert len(losses) < 9, losses
     assert len(losses) - 1 - best == 2
     assert any("stopped early" in note for note in watcher.notes)
-    run = Folder(str(tmp_path / "run"))
-    plan = restored_trainer(run, 0).plan
-    trainer = restored_trainer(run, plan.epoch_end(best))
+    plan = replica(tmp_path / "run").plan
+    trainer = replica(tmp_path / "run", plan.epoch_end(best))
     from sparklm.inference.model_zip import load_model
 
     assert result.model_record.Epoch == best + 1
@@ -313,11 +338,12 @@ def test_the_learning_rate_rises_then_falls_to_its_floor() -> None:
 @pytest.mark.parametrize("every", [1, 3, 100])
 def test_rounds_cover_every_step_once_and_a_resumed_cut_agrees(every: int) -> None:
     plan = WindowPlan(num_windows=37, batch_size=4, num_replicas=1, epochs=3, seed=0)
-    rounds = list(plan_rounds(plan, every))
+    config = resolve(assignments=[f"training.checkpoint_every_steps={every}"]).config
+    rounds = list(plan_rounds(plan, config))
     assert [step for r in rounds for step in range(r.start, r.stop)] == list(range(plan.total_steps))
     assert [r.epoch for r in rounds if r.ends_epoch] == [0, 1, 2]
     for number, round_ in enumerate(rounds):
-        assert list(plan_rounds(plan, every, round_.start)) == rounds[number:]
+        assert list(plan_rounds(plan, config, round_.start)) == rounds[number:]
 
 
 def test_a_batch_larger_than_the_corpus_shrinks_to_it(corpus_file: Path, tmp_path: Path) -> None:
@@ -435,14 +461,15 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 
 def test_progress_is_written_at_most_once_a_second(tmp_path: Path) -> None:
     now = 100.0
-    progress = ProgressFile(Folder(str(tmp_path)), clock=lambda: now)
-    assert progress.read() is None
-    progress.write(1, 3.0)
-    progress.write(2, 2.0)
-    assert progress.read() == (1, 3.0)
+    run = Folder(str(tmp_path))
+    assert read_beat(run, 1) is None
+    heartbeat = Heartbeat(run, 1, 5, clock=lambda: now)
+    heartbeat.step(6, 3.0)
+    assert (read_beat(run, 1).step, read_beat(run, 1).loss) == (5, None)
     now = 101.5
-    progress.write(3, 1.0)
-    assert progress.read() == (3, 1.0)
+    heartbeat.step(7, 1.0)
+    heartbeat.step(8, 0.5)
+    assert (read_beat(run, 1).step, read_beat(run, 1).loss) == (7, 1.0)
 
 
 def test_cpu_load_is_that_of_the_process() -> None:

@@ -15,7 +15,7 @@ from sparklm.text.corpus import SAMPLE, cut_pieces, list_sources
 from sparklm.text.readers import read_chunks
 from sparklm.text.shards import Dataset, Segment, TokenStream, is_dataset
 from sparklm.text.windows import StreamWindows
-from sparklm.training.loop import evaluate
+from sparklm.training.loop import tally_windows
 from sparklm.training.metrics import Evaluation
 
 
@@ -43,7 +43,8 @@ def evaluate_corpus(trained: TrainedModel, corpus: str | None, text_column: str 
     window_size = min(trained.model.shape.context_length, max(1, len(stream) - 1))
     stride = 1 if trained.model.shape.predicts_last_only else window_size
     windows = StreamWindows(num_tokens=len(stream), window_size=window_size, stride=stride)
-    result = evaluate(trained.model, stream, windows, torch.device("cpu"))
+    tally = tally_windows(trained.model, stream, windows, torch.device("cpu"), range(windows.num_windows))
+    result = Evaluation.of([tally], is_probability=not trained.model.shape.predicts_embedding)
     if result is None:
         raise UserError(f"{corpus}: {len(stream)} token is too short to evaluate; at least 2 are needed")
     return CorpusEvaluation(

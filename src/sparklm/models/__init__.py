@@ -35,6 +35,13 @@ def build_model(
     return model
 
 
+def count_parameters(config: Config, vocab_size: int) -> int:
+    """Count the weights of the network that a config asks for, without making it."""
+    with torch.device("meta"):
+        model = model_of_shape(ModelShape.from_config(config, vocab_size))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def model_of_shape(shape: ModelShape) -> LanguageModel:
     """Make a network of a shape, with whatever weights torch gives it."""
     return ARCHITECTURES[shape.architecture](shape)

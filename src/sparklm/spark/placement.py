@@ -6,19 +6,25 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sparklm.config import CleaningConfig, DataConfig, SparkConfig
+from sparklm.config import CleaningConfig, Config, DataConfig, SparkConfig
+from sparklm.errors import JobError, TrainingDivergedError
+from sparklm.models import count_parameters
+from sparklm.spark.barrier import RankOrder, barrier_query
 from sparklm.spark.duplicates import find_duplicates_in_files
-from sparklm.spark.rounds import epoch_group, run_round
 from sparklm.spark.session import start_session
+from sparklm.spark.supervision import Supervisor
 from sparklm.spark.tables import TableCorpus
 from sparklm.spark.taskmetrics import job_group_figures
-from sparklm.spark.tasks import run_tasks
+from sparklm.spark.tasks import Watch, collect_answers, run_tasks
 from sparklm.storage import Folder
 from sparklm.text.prepare import Corpus, ShardRequest
-from sparklm.training.checkpoint import Commit
+from sparklm.training.by_storage import RunTasks, train_by_storage
+from sparklm.training.epoch_end import EpochEnd, epoch_end_orders, epoch_end_task, join_ends
+from sparklm.training.exchange import Cluster, Exchange, choose_exchange
 from sparklm.training.loop import StepCallback
 from sparklm.training.metrics import ClusterFigures
-from sparklm.training.placement import usable_cores
+from sparklm.training.placement import TrainingWatcher, usable_cores
+from sparklm.training.run import latest_step, read_run
 from sparklm.training.strategies import Round
 
 if TYPE_CHECKING:
@@ -33,6 +39,7 @@ class OnSpark:
     def __init__(self, spark: SparkConfig) -> None:
         self._master = spark.master
         self._session: SparkSession = start_session(spark)
+        self._exchange = Exchange(kind="storage", reason="nothing was chosen yet")
 
     @property
     def description(self) -> str:
@@ -44,17 +51,17 @@ class OnSpark:
         """The driver's JVM."""
         return int(self._context._jvm.java.lang.ProcessHandle.current().pid())
 
-    def default_threads(self) -> int:
-        """All slots of `local[N]`, or the cores of an executor, as one replica uses one executor alone."""
-        local = re.fullmatch(r"local(?:\[(\*|\d+)(?:,\s*\d+)?\])?", self._master)
-        if local is not None:
-            return usable_cores() if local[1] == "*" else int(local[1] or 1)
-        return int(self._context.getConf().get("spark.executor.cores", "1"))
+    def default_threads(self, replicas: int) -> int:
+        """Share the cores of an executor among the replicas that it may have to run at once."""
+        cores, executors = self._cores_and_executors()
+        task_cpus = int(self._setting("spark.task.cpus", "1"))
+        at_once = min(-(-replicas // executors), max(1, cores // task_cpus))
+        return max(task_cpus, cores // at_once)
 
     def run_tasks(self, work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
         """Do some orders in each task, as starting a task costs nearly as much as a small order."""
         self._context.setJobGroup("sparklm prepare", title)
-        return run_tasks(self._session, list(orders), work, self._most_tasks)
+        return run_tasks(self._session, orders, work, self._most_tasks)
 
     def find_duplicates(self, requests: Sequence[ShardRequest]) -> set[int]:
         """Compare documents in a query."""
@@ -64,9 +71,46 @@ class OnSpark:
         """Open a table of this session."""
         return TableCorpus(self._session, data, cleaning)
 
-    def run_round(self, run: Folder, round_: Round, on_step: StepCallback) -> Commit:
-        """Train in a task."""
-        return run_round(self._session, run, round_, on_step)
+    def prepare_training(self, config: Config, vocab_size: int, threads: int, watcher: TrainingWatcher) -> None:
+        """Choose how replicas meet."""
+        self._watcher = watcher
+        cluster = Cluster(
+            slots=self._slots(),
+            is_dynamic=self._setting("spark.dynamicAllocation.enabled", "false") == "true",
+        )
+        self._exchange = choose_exchange(config, cluster, count_parameters(config, vocab_size), threads)
+        if config.distributed.replicas > 1:
+            watcher.note(f"replicas meet by {self._exchange.kind}: {self._exchange.reason}")
+
+    def train(
+        self, run: Folder, config: Config, rounds: Sequence[Round], watcher: TrainingWatcher, protect: int | None
+    ) -> int:
+        """Train in tasks, again and again from the last checkpoint if need be."""
+        self._context.setJobGroup(epoch_group(run, rounds[0].epoch), "sparklm")
+
+        def attempt(watch: Watch) -> None:
+            done = latest_step(run)
+            left = [round_ for round_ in rounds if round_.start >= done]
+            if left and self._exchange.kind == "collective":
+                self._train_collectively(run, config, left, watch, protect)
+            elif left:
+                train_by_storage(run, config, left, self._run_watched(watch), protect=protect)
+
+        return self._persistently(run, config, attempt, watcher.step_done)
+
+    def end_epoch(self, run: Folder, config: Config, epoch: int, step: int) -> EpochEnd:
+        """Evaluate in tasks."""
+        self._context.setJobGroup(epoch_group(run, epoch), "sparklm")
+        replicas = config.distributed.replicas
+        orders = epoch_end_orders(run, step, replicas, most_in_memory=1)
+        title = f"sparklm: epoch {epoch + 1}, evaluation"
+        ends: list[EpochEnd] = []
+
+        def attempt(watch: Watch) -> None:
+            ends.append(join_ends(self._run_watched(watch)(epoch_end_task, orders, title)))
+
+        self._persistently(run, config, attempt)
+        return ends[-1]
 
     def epoch_figures(self, run: Folder, epoch: int) -> ClusterFigures:
         """Read what Spark measured of the epoch's tasks."""
@@ -76,6 +120,69 @@ class OnSpark:
         """End the session."""
         self._session.stop()
 
+    def _persistently(
+        self, run: Folder, config: Config, attempt: Callable[[Watch], None], on_step: StepCallback | None = None
+    ) -> int:
+        """Try something until it is done, as often as the settings allow; say how often it had to begin anew."""
+        distributed = config.distributed
+        for retries in range(distributed.max_retries + 1):
+            supervisor = Supervisor(run, distributed.replicas, distributed.timeout_seconds, on_step)
+            try:
+                attempt(supervisor)
+                return retries
+            except JobError as error:
+                reason = error if isinstance(error, TrainingDivergedError) else supervisor.explain(error)
+                if not isinstance(reason, JobError) or isinstance(reason, TrainingDivergedError):
+                    raise reason from error
+                if retries == distributed.max_retries:
+                    raise JobError(
+                        f"{reason}\nGave up after {retries} retries (distributed.max_retries). What was saved is good: "
+                        "the same command goes on from it"
+                    ) from error
+                self._watcher.note(
+                    f"{reason}\n  going on from step {latest_step(run)}, retry {retries + 1} of "
+                    f"{distributed.max_retries}"
+                )
+        raise AssertionError("the loop ends by itself")
+
+    def _train_collectively(
+        self, run: Folder, config: Config, rounds: Sequence[Round], watch: Watch, protect: int | None
+    ) -> None:
+        order = RankOrder(
+            run_url=run.absolute().url,
+            rounds=rounds,
+            num_replicas=config.distributed.replicas,
+            keep_checkpoints=config.training.keep_checkpoints,
+            protect=protect,
+            timeout_seconds=config.distributed.timeout_seconds,
+        )
+        title = f"sparklm: epoch {rounds[0].epoch + 1}, steps {rounds[0].start} to {rounds[-1].stop}"
+        self._context.setJobDescription(title)
+        collect_answers(self._session, lambda: barrier_query(self._session, order), watch)
+
+    def _run_watched(self, watch: Watch) -> RunTasks:
+        def run_watched(work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
+            self._context.setJobDescription(title)
+            return run_tasks(self._session, orders, work, watch=watch)
+
+        return run_watched
+
+    def _cores_and_executors(self) -> tuple[int, int]:
+        """Count the cores of one executor, and the executors there are now."""
+        local = re.fullmatch(r"local(?:\[(\*|\d+)(?:,\s*\d+)?\])?", self._master)
+        if local is not None:
+            return (usable_cores() if local[1] == "*" else int(local[1] or 1)), 1
+        executors = self._context._jsc.sc().statusTracker().getExecutorInfos()
+        return int(self._setting("spark.executor.cores", "1")), max(1, len(executors) - 1)
+
+    def _slots(self) -> int:
+        """Count the tasks that can run at once."""
+        cores, executors = self._cores_and_executors()
+        return executors * max(1, cores // int(self._setting("spark.task.cpus", "1")))
+
+    def _setting(self, name: str, default: str) -> str:
+        return str(self._context.getConf().get(name, default))
+
     @property
     def _most_tasks(self) -> int:
         return int(_TASKS_PER_SLOT * self._context.defaultParallelism)
@@ -83,3 +190,8 @@ class OnSpark:
     @property
     def _context(self) -> Any:
         return self._session.sparkContext
+
+
+def epoch_group(run: Folder, epoch: int) -> str:
+    """Name the group of an epoch's jobs, by which Spark's figures for them are found."""
+    return f"sparklm {read_run(run).run_id} epoch {epoch + 1}"

@@ -99,6 +99,10 @@ def check_master(master: str) -> None:
 def _default_properties(master: str, logging_file: str) -> dict[str, str]:
     properties = {
         "spark.ui.showConsoleProgress": "false",  # sparklm shows its own
+        # A barrier stage that cannot start, or whose tasks do not all arrive, is given up in minutes; Spark's own
+        # limits are ten minutes and a year.
+        "spark.barrier.sync.timeout": "600s",
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "2s",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging_file}",
     }
     if master.startswith("local"):

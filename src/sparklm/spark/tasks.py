@@ -7,7 +7,8 @@ would change nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +19,21 @@ if TYPE_CHECKING:
 
 _WAIT_SECONDS = 0.2
 _CANCEL_SECONDS = 10.0
+Watch = Callable[[], None]
 ANSWER_SCHEMA = "place long, value string, user_error string, diverged string"
 
 
 def run_tasks(
-    session: SparkSession, orders: list[str], work: Callable[[str], str], most_tasks: int | None = None
+    session: SparkSession,
+    orders: Sequence[str],
+    work: Callable[[str], str],
+    most_tasks: int | None = None,
+    watch: Watch | None = None,
 ) -> list[str]:
     """Run one task per order, or at most so many tasks with several orders each; give the answers in order.
 
-    `work` is sent by name: the worker imports its module, and nothing else.
+    `work` is sent by name: the worker imports its module, and nothing else. `watch` is called again and again while
+    tasks run, and may raise to end them.
     """
     num_tasks = min(len(orders), most_tasks or len(orders))
 
@@ -34,7 +41,9 @@ def run_tasks(
         for place in (place for batch in batches for place in batch.column(0).to_pylist()):
             yield from answer(place, partial(work, orders[place]))
 
-    return collect_answers(session, lambda: session.range(0, len(orders), 1, num_tasks).mapInArrow(run, ANSWER_SCHEMA))
+    return collect_answers(
+        session, lambda: session.range(0, len(orders), 1, num_tasks).mapInArrow(run, ANSWER_SCHEMA), watch
+    )
 
 
 def answer(place: int, work: Callable[[], str]) -> Iterator[Any]:
@@ -56,19 +65,19 @@ def answer(place: int, work: Callable[[], str]) -> Iterator[Any]:
     return guarded(rows(), ANSWER_SCHEMA)
 
 
-def collect_answers(session: SparkSession, query: Callable[[], DataFrame]) -> list[str]:
+def collect_answers(session: SparkSession, query: Callable[[], DataFrame], watch: Watch | None = None) -> list[str]:
     """Collect the answers of a query, in the order of their places."""
-    return [row.value for row in sorted(run_query(session, query), key=lambda row: row.place)]
+    return [row.value for row in sorted(run_query(session, query, watch), key=lambda row: row.place)]
 
 
-def run_query(session: SparkSession, query: Callable[[], DataFrame]) -> list[Row]:
+def run_query(session: SparkSession, query: Callable[[], DataFrame], watch: Watch | None = None) -> list[Row]:
     """Make a query and collect its rows, free to be interrupted; what tasks say the user did wrong is raised here."""
-    from py4j.protocol import Py4JJavaError
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
-        rows = _interruptibly(session, lambda: query().collect())
-    except (PySparkException, Py4JJavaError) as error:
+        rows = _interruptibly(session, lambda: query().collect(), watch)
+    except (PySparkException, Py4JError) as error:
         raise JobError(f"Spark gave up: {_reason(error)}") from error
     for row in rows:
         if "user_error" in row and row.user_error is not None:
@@ -79,10 +88,12 @@ def run_query(session: SparkSession, query: Callable[[], DataFrame]) -> list[Row
 
 
 def _reason(error: Exception) -> str:
-    """Find the line that says what went wrong among the many that Spark writes."""
+    """Find the lines that say what went wrong, and to which task, among the many that Spark writes."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lost = re.search(r"Lost task (\d+)\.\d+ in stage \S+ \(TID \d+\) \((\S+) executor (\S+)\)", str(error))
+    task = f"task {lost[1]} on {lost[2]}, executor {lost[3]}: " if lost is not None else ""
     telling = [line for line in lines if "Error" in line or "Exception" in line]
-    return (telling or lines or [type(error).__name__])[0]
+    return task + (telling or lines or [type(error).__name__])[0]
 
 
 def guarded(batches: Iterator[Any], schema: str) -> Iterator[Any]:
@@ -113,7 +124,7 @@ def _failure(schema: str, column: str, text: str) -> Any:
     )
 
 
-def _interruptibly(session: SparkSession, job: Callable[[], list[Row]]) -> list[Row]:
+def _interruptibly(session: SparkSession, job: Callable[[], list[Row]], watch: Watch | None) -> list[Row]:
     """Run a job in a thread of its own, so that an interrupt finds this one free to cancel it and go quietly."""
     from pyspark import InheritableThread
 
@@ -130,6 +141,12 @@ def _interruptibly(session: SparkSession, job: Callable[[], list[Row]]) -> list[
     try:
         while thread.is_alive():
             thread.join(_WAIT_SECONDS)
+            if watch is not None and thread.is_alive():
+                watch()
+    except JobError:
+        session.sparkContext.cancelAllJobs()
+        thread.join(timeout=_CANCEL_SECONDS)
+        raise
     except KeyboardInterrupt:
         session.sparkContext.setLogLevel("OFF")  # what a cancelled job has to say would bury what we say
         session.sparkContext.cancelAllJobs()

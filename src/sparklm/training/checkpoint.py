@@ -1,87 +1,127 @@
 """Checkpoints: everything that the next step depends on, saved so that a crash at any moment loses nothing.
 
-    checkpoints/step-00000100/tensors-<attempt>.safetensors   weights and optimiser state
-    checkpoints/step-00000100/commit.json                     written last: which file counts, its checksum, the totals
+    checkpoints/step-00000100/shared-<attempt>.safetensors    what is the same in all replicas
+    checkpoints/step-00000100/own-0001-<attempt>.safetensors  what only this replica has, if it has anything
+    checkpoints/step-00000100/mean-0000-<attempt>.safetensors a slice of the mean of what replicas gave, yet to be taken
+    checkpoints/step-00000100/commit.json                     written last: which files count, checksums, totals
 
-A folder without commit.json does not exist as far as readers are concerned. Two attempts at the same round write two
-tensor files with equal contents; whichever commits last is the one that is read.
+A folder without commit.json does not exist as far as readers are concerned. Names carry the attempt that wrote them, so
+that two attempts at the same work never meet; the commit names those that count.
 """
 
 from __future__ import annotations
 
 import hashlib
 import uuid
+from collections.abc import Sequence
+from typing import Literal
 
 import safetensors.torch
+import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from sparklm.errors import UserError
+from sparklm.records import read_record
 from sparklm.storage import Folder
-from sparklm.training.metrics import EpochTotals, Evaluation
+from sparklm.training.metrics import EpochTotals
 
 CHECKPOINTS = "checkpoints"
 _COMMIT = "commit.json"
+_FORMAT = "sparklm checkpoint 2"
+
+
+class SavedFile(BaseModel):
+    """A file of tensors, and what it must contain."""
+
+    model_config = ConfigDict(frozen=True)
+    name: str
+    sha256: str
+
+
+class ReplicaPart(BaseModel):
+    """What a checkpoint says of one replica."""
+
+    model_config = ConfigDict(frozen=True)
+    attempt: str  # names the process and moment that made this; a replica still in memory is known by it
+    own: SavedFile | None
+    totals: EpochTotals
+    python_rss_bytes: int
 
 
 class Commit(BaseModel):
     """What a checkpoint says about itself."""
 
     model_config = ConfigDict(frozen=True)
+    format: Literal["sparklm checkpoint 2"] = "sparklm checkpoint 2"
     step: int
-    file: str
-    sha256: str
-    totals: EpochTotals
-    validation: Evaluation | None
-    python_rss_bytes: int
+    shared: SavedFile
+    replicas: Sequence[ReplicaPart]
+    mean: Sequence[SavedFile] = ()
 
 
-def save_checkpoint(
-    run: Folder,
-    *,
-    step: int,
-    tensors: dict[str, Tensor],
-    totals: EpochTotals,
-    validation: Evaluation | None,
-    python_rss_bytes: int,
-) -> Commit:
-    """Write the tensors, then the commit marker."""
-    folder = _folder(run, step)
+def step_folder(run: Folder, step: int) -> Folder:
+    """Give the place of the checkpoint at a step."""
+    return run / CHECKPOINTS / f"step-{step:08d}"
+
+
+def new_attempt() -> str:
+    """Name an attempt at something."""
+    return uuid.uuid4().hex[:12]
+
+
+def save_tensors(folder: Folder, name: str, tensors: dict[str, Tensor]) -> SavedFile:
+    """Write tensors into a file of their own."""
     data = safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-    commit = Commit(
-        step=step,
-        file=f"tensors-{uuid.uuid4().hex[:12]}.safetensors",
-        sha256=hashlib.sha256(data).hexdigest(),
-        totals=totals,
-        validation=validation,
-        python_rss_bytes=python_rss_bytes,
-    )
-    folder.write_bytes(commit.file, data)
-    folder.write_text(_COMMIT, commit.model_dump_json(indent=2))
-    return commit
+    file = SavedFile(name=f"{name}.safetensors", sha256=hashlib.sha256(data).hexdigest())
+    folder.write_bytes(file.name, data)
+    return file
 
 
-def read_commit(run: Folder, step: int) -> Commit:
-    """Read what is known of the checkpoint at a step."""
-    return Commit.model_validate(_folder(run, step).read_json(_COMMIT))
-
-
-def load_tensors(run: Folder, commit: Commit) -> dict[str, Tensor]:
-    """Read a checkpoint's tensors after checking them."""
-    folder = _folder(run, commit.step)
-    data = folder.read_bytes(commit.file)
-    if hashlib.sha256(data).hexdigest() != commit.sha256:
+def load_tensors(folder: Folder, file: SavedFile) -> dict[str, Tensor]:
+    """Read tensors after checking them."""
+    data = folder.read_bytes(file.name)
+    if hashlib.sha256(data).hexdigest() != file.sha256:
         raise UserError(
-            f"{folder.address(commit.file)} does not fit its checksum: the file is damaged. "
+            f"{folder.address(file.name)} does not fit its checksum: the file is damaged. "
             f"Delete {folder} and run again to go on from the checkpoint before it"
         )
     tensors: dict[str, Tensor] = safetensors.torch.load(data)
     return tensors
 
 
+def save_mean(folder: Folder, number: int, values: Tensor) -> SavedFile:
+    """Write a slice of a mean."""
+    return save_tensors(folder, f"mean-{number:04d}-{new_attempt()}", {"mean": values})
+
+
+def load_mean(run: Folder, commit: Commit) -> Tensor | None:
+    """Read the mean that a checkpoint's replicas have yet to take, all slices of it; None where there is none."""
+    folder = step_folder(run, commit.step)
+    slices = [load_tensors(folder, file)["mean"] for file in commit.mean]
+    return torch.cat(slices) if slices else None
+
+
+def load_replica(run: Folder, commit: Commit, replica: int) -> dict[str, Tensor]:
+    """Read the tensors of one replica, shared and own."""
+    folder = step_folder(run, commit.step)
+    own = commit.replicas[replica].own
+    return load_tensors(folder, commit.shared) | (load_tensors(folder, own) if own is not None else {})
+
+
+def write_commit(run: Folder, commit: Commit) -> None:
+    """Make a checkpoint count."""
+    step_folder(run, commit.step).write_text(_COMMIT, commit.model_dump_json(indent=2))
+
+
+def read_commit(run: Folder, step: int) -> Commit:
+    """Read what is known of the checkpoint at a step."""
+    return read_record(step_folder(run, step), _COMMIT, Commit, _FORMAT)
+
+
 def committed_steps(run: Folder) -> list[int]:
     """List the steps that have a complete checkpoint, oldest first."""
-    return [step for step in _steps(run) if _folder(run, step).exists(_COMMIT)]
+    return [step for step in _steps(run) if step_folder(run, step).exists(_COMMIT)]
 
 
 def prune_checkpoints(run: Folder, keep: int, protect: int | None = None) -> None:
@@ -90,14 +130,10 @@ def prune_checkpoints(run: Folder, keep: int, protect: int | None = None) -> Non
     kept = {*committed[-keep:], protect}
     for step in _steps(run):
         if step not in kept and step < committed[-1]:
-            _folder(run, step).remove(_COMMIT)
-            _folder(run, step).remove()
+            step_folder(run, step).remove(_COMMIT)
+            step_folder(run, step).remove()
 
 
 def _steps(run: Folder) -> list[int]:
     names = (run / CHECKPOINTS).names()
     return sorted(int(name.removeprefix("step-")) for name in names if name.startswith("step-"))
-
-
-def _folder(run: Folder, step: int) -> Folder:
-    return run / CHECKPOINTS / f"step-{step:08d}"

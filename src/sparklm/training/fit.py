@@ -8,25 +8,25 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Protocol
 
+from sparklm.config import Config
 from sparklm.storage import Folder
 from sparklm.text.windows import WindowPlan
-from sparklm.training.checkpoint import Commit, prune_checkpoints, read_commit
-from sparklm.training.metrics import ClusterFigures, CpuMeter, EpochRecord, read_metrics, write_metrics
-from sparklm.training.placement import Placement
+from sparklm.training.checkpoint import prune_checkpoints, read_commit
+from sparklm.training.epoch_end import EpochEnd
+from sparklm.training.metrics import ClusterFigures, CpuMeter, EpochRecord, EpochTotals, read_metrics, write_metrics
+from sparklm.training.placement import Placement, TrainingWatcher
 from sparklm.training.run import RunRecord, latest_step
 from sparklm.training.strategies import plan_rounds
 
 
-class Watcher(Protocol):
+class Watcher(TrainingWatcher, Protocol):
     """Someone who is told how training goes."""
 
     def training_starts(self, step: int, plan: WindowPlan) -> None:
         """Training begins or goes on at a step."""
-
-    def step_done(self, step: int, loss: float) -> None:
-        """A step is done (called as often as the placement can tell)."""
 
     def epoch_done(self, record: EpochRecord) -> None:
         """An epoch is done and recorded."""
@@ -45,29 +45,30 @@ class FitResult:
 
 def fit(run: Folder, record: RunRecord, plan: WindowPlan, placement: Placement, watcher: Watcher) -> FitResult:
     """Train to the end of the plan, from wherever the run stands."""
-    training = record.config.training
+    config, patience = record.config, record.config.training.early_stopping_patience
     first_step = latest_step(run)
-    records, partial_seconds = _recover(run, plan, first_step)
-    cpu = CpuMeter(placement.driver_process_id)
     watcher.training_starts(first_step, plan)
+    records, partial_seconds = _recover(run, config, plan, placement, first_step)
+    cpu = CpuMeter(placement.driver_process_id)
     epoch_began = time.monotonic() - partial_seconds
-    stopped_early = should_stop(records, training.early_stopping_patience)
-    for round_ in plan_rounds(plan, training.checkpoint_every_steps, first_step):
+    stopped_early = should_stop(records, patience)
+    for epoch, rounds in groupby(plan_rounds(plan, config, first_step), key=lambda round_: round_.epoch):
         if stopped_early:
             break
-        commit = placement.run_round(run, round_, watcher.step_done)
-        watcher.step_done(commit.step, commit.totals.loss)
-        if round_.ends_epoch:
-            now = time.monotonic()
-            figures = placement.epoch_figures(run, round_.epoch)
-            records.append(_record(round_.epoch, now - epoch_began, commit, figures, cpu.read()))
-            write_metrics(run, records)
-            watcher.epoch_done(records[-1])
-            stopped_early = should_stop(records, training.early_stopping_patience)
-            epoch_began = now
-        prune_checkpoints(run, training.keep_checkpoints, protect=_best_step(plan, records))
+        protect, ahead = _best_step(plan, records), list(rounds)
+        retries = placement.train(run, config, ahead, watcher, protect)
+        end = placement.end_epoch(run, config, epoch, ahead[-1].stop)
+        watcher.step_done(ahead[-1].stop, end.totals.loss)
+        now = time.monotonic()
+        figures = placement.epoch_figures(run, epoch)
+        records.append(_record(epoch, now - epoch_began, end, figures, cpu.read(), retries))
+        write_metrics(run, records)
+        watcher.epoch_done(records[-1])
+        stopped_early = should_stop(records, patience)
+        epoch_began = now
+    prune_checkpoints(run, config.training.keep_checkpoints, protect=_best_step(plan, records))
     last_step = latest_step(run)
-    best_step = _best_step(plan, records) if training.early_stopping_patience is not None else None
+    best_step = _best_step(plan, records) if patience is not None else None
     model_step = best_step or last_step
     return FitResult(
         records=records,
@@ -92,7 +93,9 @@ def _best_step(plan: WindowPlan, records: Sequence[EpochRecord]) -> int | None:
     return plan.epoch_end(min(scored)[1] - 1) if scored else None
 
 
-def _recover(run: Folder, plan: WindowPlan, step: int) -> tuple[list[EpochRecord], float]:
+def _recover(
+    run: Folder, config: Config, plan: WindowPlan, placement: Placement, step: int
+) -> tuple[list[EpochRecord], float]:
     """Bring the records up to the newest checkpoint, and give the seconds already spent on the epoch under way.
 
     A crash may fall between a checkpoint and its line in metrics.csv: the line is then made from the checkpoint, and
@@ -100,26 +103,33 @@ def _recover(run: Folder, plan: WindowPlan, step: int) -> tuple[list[EpochRecord
     """
     if step == 0:
         return [], 0.0
-    commit = read_commit(run, step)
+    seconds = EpochTotals.of_all([part.totals for part in read_commit(run, step).replicas]).seconds
     epoch = plan.epoch_of(step - 1)
     ended = step == plan.epoch_end(epoch)
     completed = epoch + 1 if ended else epoch
     records = [record for record in read_metrics(run) if record.Epoch <= completed]
     if ended and len(records) < completed:
-        records.append(_record(epoch, commit.totals.seconds, commit, ClusterFigures(), None))
+        end = placement.end_epoch(run, config, epoch, step)
+        records.append(_record(epoch, seconds, end, ClusterFigures(), None, None))
         write_metrics(run, records)
-    return records, 0.0 if ended else commit.totals.seconds
+    return records, 0.0 if ended else seconds
 
 
 def _record(
-    epoch: int, seconds: float, commit: Commit, figures: ClusterFigures, cpu_loads: tuple[float, float] | None
+    epoch: int,
+    seconds: float,
+    end: EpochEnd,
+    figures: ClusterFigures,
+    cpu_loads: tuple[float, float] | None,
+    retries: int | None,
 ) -> EpochRecord:
     return EpochRecord.assemble(
         epoch=epoch,
         duration_seconds=seconds,
-        totals=commit.totals,
-        validation=commit.validation,
+        totals=end.totals,
+        validation=end.validation,
         cluster=figures,
         cpu_loads=cpu_loads,
-        python_rss_bytes=commit.python_rss_bytes,
+        python_rss_bytes=end.python_rss_bytes,
+        retries=retries,
     )

@@ -25,10 +25,11 @@ from sparklm.models.network import LanguageModel
 from sparklm.models.objectives import Tally, batch_loss
 from sparklm.text.shards import Dataset, TokenStream
 from sparklm.text.windows import Int64Array, WindowPlan, Windows, derive_seed
-from sparklm.training.metrics import EpochTotals, Evaluation
+from sparklm.training.metrics import EpochTotals
 from sparklm.training.optim import average_decay, build_optimizer, learning_rate
 from sparklm.training.readahead import read_ahead
-from sparklm.training.strategies import Round
+from sparklm.training.strategies import Round, outer_step
+from sparklm.training.vectors import Codec, flatten, unflatten
 
 _INITIALISATION, _DROPOUT = 1, 2  # what a derived seed is for
 _AFTER_DIVERGENCE = "What was saved before is good. Begin a new run (another --run) with a lower training.learning_rate"
@@ -36,10 +37,21 @@ StepCallback = Callable[[int, float], None]  # called with the step just done an
 
 
 class Trainer:
-    """A model, its optimiser, the average of its weights if one is kept, and the plan of what it sees."""
+    """One replica: a model, its optimiser, the average of its weights if one is kept, and the plan of what it sees.
 
-    def __init__(self, config: Config, dataset: Dataset, plan: WindowPlan, embeddings_VE: Tensor | None = None) -> None:
-        self.config, self.dataset, self.plan = config, dataset, plan
+    With several replicas, every round is followed by a meeting: `give` says what this replica has to give, `take` goes
+    on with the mean of what all have given. A checkpoint is what a replica is *between* the two, and the mean.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        dataset: Dataset,
+        plan: WindowPlan,
+        embeddings_VE: Tensor | None = None,
+        replica: int = 0,
+    ) -> None:
+        self.config, self.dataset, self.plan, self.replica = config, dataset, plan, replica
         self.device = choose_device(config.training.device)
         check_precision(config.training.precision, self.device)
         self.step = 0
@@ -48,85 +60,185 @@ class Trainer:
         self.model = build_model(config, dataset.manifest.vocab_size, embeddings_VE, seed=seed).to(self.device)
         self.optimizer = build_optimizer(self.model, config.training)
         self.average: dict[str, Tensor] = {}
+        self._learned = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+        self.codec = Codec(
+            kind=config.distributed.compress, num_lossy=sum(weight.numel() for weight in self._learned.values())
+        )
+        self.meets = config.distributed.replicas > 1
+        self._gives_gradients = config.distributed.gives_gradients
+        self._gives_changes = self.meets and not self._gives_gradients
+        self.awaits_mean = False  # between `run` and `take`
+        self._met_at_step = 0
+        self._met_at = flatten(self._learned.values()) if self._gives_changes else None
+        self._outer_momentum: Tensor | None = None
+        self._unsaid: Tensor | None = None  # what compression has kept from the others so far
         data = config.data
         self._train_windows = dataset.windows(dataset.train, data, data.window_stride)
         # A network with an output at every position scores every token once in windows that do not overlap.
         stride = data.window_stride if self.model.shape.predicts_last_only else data.window_size
         self._validation_windows = dataset.windows(dataset.validation, data, stride)
 
-    def run(self, round_: Round, on_step: StepCallback | None = None) -> Evaluation | None:
-        """Do a round's steps; evaluate where it ends an epoch and there is validation text."""
+    def run(self, round_: Round, on_step: StepCallback | None = None) -> None:
+        """Do a round's steps: the whole of them, or, where gradients are shared, up to the gradient."""
         assert round_.start == self.step, f"round starts at step {round_.start}, the replica is at {self.step}"
         if self.plan.epoch_of(self.step - 1) != round_.epoch or self.step == 0:
             self.totals = EpochTotals()
         begun = time.perf_counter()
         self.model.train()
         ahead = self.config.distributed.prefetch_batches
-        for windows in read_ahead(lambda step: self._read(step, round_.replica), self.step, round_.stop, ahead):
-            loss = self._train_step(windows, round_.replica)
+        for windows in read_ahead(self._read, self.step, round_.stop, ahead):
+            loss = self._compute_gradient(windows)
+            if not self._gives_gradients:
+                self._update(self.step, loss=loss)
+            self.step += 1
             if on_step is not None:
                 on_step(self.step, loss)
-        elapsed = time.perf_counter() - begun
-        self.totals = self.totals.model_copy(update={"seconds": self.totals.seconds + elapsed})
-        if not all(parameter.isfinite().all() for parameter in self.model.parameters()):
-            raise TrainingDivergedError(
-                f"training diverged: step {self.step - 1} made a weight infinite or not a number, at learning rate "
-                f"{self.totals.learning_rate:g}. {_AFTER_DIVERGENCE}"
-            )
-        if not round_.ends_epoch:
-            return None
-        with self._averaged_weights():
-            return evaluate(self.model, self.dataset.validation, self._validation_windows, self.device)
+        self.awaits_mean = self.meets
+        self.totals = self.totals.plus(seconds=time.perf_counter() - begun)
+        if not self._gives_gradients:
+            self.check_weights()
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Give all that must survive: `model/…`, `optimizer/…` and, if there is one, `average/…`."""
-        parts = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.tensors(self.model),
-            "average": self.average,
-        }
-        return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
+    @torch.no_grad()
+    def give(self) -> Tensor:
+        """Give what this replica has for the meeting, as the others will see it."""
+        if self._gives_gradients:
+            vector = flatten(
+                weight.grad if weight.grad is not None else torch.zeros_like(weight)
+                for weight in self._learned.values()
+            )
+        else:
+            assert self._met_at is not None
+            vector = self._met_at - flatten(self._learned.values())
+            if self.config.distributed.gives_optimizer:
+                vector = flatten([vector, *self.optimizer.tensors(self.model).values()])
+        if self.codec.kind == "none":
+            return vector
+        if self._unsaid is not None:
+            vector[: self.codec.num_lossy] += self._unsaid
+        heard = self.codec.round_trip(vector)
+        self._unsaid = (vector - heard)[: self.codec.num_lossy]
+        return heard
+
+    @torch.no_grad()
+    def take(self, mean: Tensor) -> None:
+        """Go on from the mean of what all replicas have given."""
+        begun = time.perf_counter()
+        mean = mean.to(self.device)
+        if self._gives_gradients:
+            for name, gradient in unflatten(mean.clone(), self._learned).items():
+                self._learned[name].grad = gradient
+            self._update(self.step - 1)
+        else:
+            self._apply_changes(mean)
+            self.check_weights()
+        num_bytes = self.codec.encoded_bytes(mean.numel()) + mean.numel() * mean.element_size()
+        self.totals = self.totals.plus(seconds=time.perf_counter() - begun, exchanged_bytes=num_bytes)
+        self.awaits_mean = False
+
+    def evaluate_part(self, on_batch: Callable[[], None] | None = None) -> Tally:
+        """Score this replica's share of the validation text with the weights that would become the model."""
+        count, replicas = self._validation_windows.num_windows, self.config.distributed.replicas
+        share = range(count * self.replica // replicas, count * (self.replica + 1) // replicas)
+        with self._averaged_weights():
+            return tally_windows(
+                self.model, self.dataset.validation, self._validation_windows, self.device, share, on_batch
+            )
+
+    def shared_tensors(self) -> dict[str, Tensor]:
+        """Give what is the same in all replicas and must survive."""
+        if self._gives_changes:
+            weights = {"met_at": self._met_at, "outer_momentum": self._outer_momentum}
+            parts = {"outer": {name: value for name, value in weights.items() if value is not None}}
+        else:
+            parts = {"model": dict(self.model.state_dict()), "optimizer": self.optimizer.tensors(self.model)}
+        return _joined(parts | {"average": self.average})
+
+    def own_tensors(self) -> dict[str, Tensor]:
+        """Give what only this replica has and must survive."""
+        keeps_optimizer = self._gives_changes and not self.config.distributed.gives_optimizer
+        return _joined(
+            {
+                "optimizer": self.optimizer.tensors(self.model) if keeps_optimizer else {},
+                "outer": {} if self._unsaid is None else {"unsaid": self._unsaid},
+            }
+        )
+
+    def final_weights(self) -> dict[str, Tensor]:
+        """Give what becomes the model: the averaged weights where an average is kept."""
+        return self.average or self.model.state_dict()
 
     def restore(self, *, step: int, tensors: dict[str, Tensor], totals: EpochTotals) -> None:
-        """Continue from a checkpoint."""
-        self.model.load_state_dict(tensors_below(tensors, "model/"))
-        self.optimizer.load_tensors(self.model, tensors_below(tensors, "optimizer/"))
+        """Become what a replica was at a checkpoint, from its tensors, shared and own; `take` has yet to follow."""
+        optimizer, outer = tensors_below(tensors, "optimizer/"), tensors_below(tensors, "outer/")
+        if self._gives_changes:
+            self._met_at = outer["met_at"].to(self.device)
+            self._load_weights(self._met_at)
+        else:
+            self.model.load_state_dict(tensors_below(tensors, "model/"))
+        self.optimizer.load_tensors(self.model, optimizer)
+        self._outer_momentum = outer["outer_momentum"].to(self.device) if "outer_momentum" in outer else None
+        self._unsaid = outer["unsaid"].to(self.device) if "unsaid" in outer else None
         average = tensors_below(tensors, "average/")
         self.average = {name: tensor.to(self.device, copy=True) for name, tensor in average.items()}
         self.step, self.totals = step, totals
+        self.awaits_mean = self.meets
+        every = self.config.distributed.meeting_every_steps or 1
+        epoch_start = self.plan.epoch_end(self.plan.epoch_of(step - 1) - 1)
+        self._met_at_step = max((step - 1) // every * every, epoch_start)
 
-    def _train_step(self, windows: Int64Array, replica: int) -> float:
-        rate = learning_rate(self.step, self.plan.total_steps, self.config.training)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+    def _compute_gradient(self, windows: Int64Array) -> float:
         if self.config.model.dropout:
-            torch.manual_seed(_torch_seed(self.config.training.seed, _DROPOUT, self.step, replica))
-        tally = self._accumulate_gradients(torch.from_numpy(windows).to(self.device))
-        clip = self.config.training.gradient_clip
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), clip if clip is not None else math.inf)
-        loss, gradient_norm = tally.loss, norm.item()
-        if not math.isfinite(loss) or not math.isfinite(gradient_norm):
-            raise TrainingDivergedError(
-                f"training diverged at step {self.step}: loss {loss:.4g}, gradient norm {gradient_norm:.4g}, "
-                f"learning rate {rate:g}. Stopped before this update. {_AFTER_DIVERGENCE}"
-            )
-        self.optimizer.step()
+            torch.manual_seed(_torch_seed(self.config.training.seed, _DROPOUT, self.step, self.replica))
         self.optimizer.zero_grad()
-        self._update_average()
+        tally = self._accumulate_gradients(torch.from_numpy(windows).to(self.device))
+        if self._gives_gradients:  # or else the norm is looked at as well, before the update
+            self._check_finite(self.step, loss=tally.loss)
         self.totals = self.totals.with_step(
-            loss=loss,
+            loss=tally.loss,
             correct=tally.correct,
             nearest=tally.nearest,
             targets=tally.targets,
             tokens=self.plan.batch_size * self.config.data.window_size,
-            gradient_norm=gradient_norm,
-            learning_rate=rate,
         )
-        self.step += 1
-        return loss
+        return tally.loss
 
-    def _read(self, step: int, replica: int) -> Int64Array:
-        starts = self._train_windows.starts(self.plan.windows(step, replica))
+    def _update(self, step: int, **figures: float) -> None:
+        """Change the weights by the gradient of a step."""
+        rate = learning_rate(step, self.plan.total_steps, self.config.training)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        clip = self.config.training.gradient_clip
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), clip if clip is not None else math.inf).item()
+        self._check_finite(step, **figures, gradient_norm=norm, learning_rate=rate)
+        self.optimizer.step()
+        if not self._gives_changes:
+            self._update_average(step, step + 1)
+        self.totals = self.totals.with_update(gradient_norm=norm, learning_rate=rate)
+
+    def _apply_changes(self, mean: Tensor) -> None:
+        assert self._met_at is not None
+        change, memory = mean[: self.codec.num_lossy], mean[self.codec.num_lossy :]
+        distributed = self.config.distributed
+        self._met_at, self._outer_momentum = outer_step(self._met_at, change, self._outer_momentum, distributed)
+        self._load_weights(self._met_at)
+        if memory.numel():
+            self.optimizer.load_tensors(self.model, unflatten(memory, self._optimizer_layout()))
+        self._update_average(self._met_at_step, self.step)
+        self._met_at_step = self.step
+
+    def _optimizer_layout(self) -> dict[str, Tensor]:
+        """Give the names and shapes of the optimiser's memory, also before it has any."""
+        if not self.optimizer.tensors(self.model):
+            self.optimizer.begin_memory()
+        return self.optimizer.tensors(self.model)
+
+    def _load_weights(self, vector: Tensor) -> None:
+        with torch.no_grad():
+            for name, values in unflatten(vector, self._learned).items():
+                self._learned[name].copy_(values)
+
+    def _read(self, step: int) -> Int64Array:
+        starts = self._train_windows.starts(self.plan.windows(step, self.replica))
         return self.dataset.train.windows(starts, self._train_windows.window_size)
 
     def _accumulate_gradients(self, windows: Tensor) -> Tally:
@@ -140,11 +252,11 @@ class Trainer:
         return tally
 
     @torch.no_grad()
-    def _update_average(self) -> None:
-        """Move the averaged weights a little towards the new ones."""
+    def _update_average(self, start: int, stop: int) -> None:
+        """Move the averaged weights a little towards the new ones, as far as the steps since then would have."""
         if self.config.training.ema_decay is None:
             return
-        decay = average_decay(self.step, self.config.training.ema_decay)
+        decay = math.prod(average_decay(step, self.config.training.ema_decay) for step in range(start, stop))
         for name, tensor in self.model.state_dict().items():
             if name in self.average:
                 self.average[name].lerp_(tensor, 1.0 - decay)
@@ -164,29 +276,43 @@ class Trainer:
         finally:
             self.model.load_state_dict(own)
 
+    def _check_finite(self, step: int, **figures: float) -> None:
+        if not all(math.isfinite(value) for value in figures.values()):
+            listing = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figures.items())
+            raise TrainingDivergedError(
+                f"training diverged at step {step}: {listing}. Stopped before this update. {_AFTER_DIVERGENCE}"
+            )
+
+    def check_weights(self) -> None:
+        """Refuse to go on with weights that are no numbers."""
+        if not all(parameter.isfinite().all() for parameter in self.model.parameters()):
+            raise TrainingDivergedError(
+                f"training diverged: step {self.step - 1} made a weight infinite or not a number, at learning rate "
+                f"{self.totals.learning_rate:g}. {_AFTER_DIVERGENCE}"
+            )
+
 
 @torch.no_grad()
-def evaluate(
-    model: LanguageModel, stream: TokenStream, windows: Windows, device: torch.device, batch_size: int = 32
-) -> Evaluation | None:
-    """Score the targets of a stream's windows; None when there is no window."""
-    num_windows = windows.num_windows
-    if num_windows == 0:
-        return None
+def tally_windows(
+    model: LanguageModel,
+    stream: TokenStream,
+    windows: Windows,
+    device: torch.device,
+    numbers: range,
+    on_batch: Callable[[], None] | None = None,
+    batch_size: int = 32,
+) -> Tally:
+    """Score the targets of some of a stream's windows."""
     was_training = model.training
     model.eval()
     tally = Tally()
-    for first in range(0, num_windows, batch_size):
-        starts = windows.starts(np.arange(first, min(first + batch_size, num_windows)))
+    for first in range(numbers.start, numbers.stop, batch_size):
+        starts = windows.starts(np.arange(first, min(first + batch_size, numbers.stop)))
         tally.add(batch_loss(model, torch.from_numpy(stream.windows(starts, windows.window_size)).to(device)))
+        if on_batch is not None:
+            on_batch()
     model.train(was_training)
-    return Evaluation(
-        loss=tally.loss,
-        accuracy=tally.correct / tally.targets,
-        nearest_accuracy=tally.nearest / tally.targets,
-        tokens=tally.targets,
-        is_probability=not model.shape.predicts_embedding,
-    )
+    return tally
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -222,14 +348,13 @@ def resident_bytes() -> int:
     return int(psutil.Process(os.getpid()).memory_info().rss)
 
 
-def final_weights(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Take from a checkpoint what becomes the model: the averaged weights where an average is kept."""
-    return tensors_below(tensors, "average/") or tensors_below(tensors, "model/")
-
-
 def tensors_below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Take one part of what `Trainer.tensors` gave, its names without the prefix."""
+    """Take one part of the tensors of a checkpoint, its names without the prefix."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _joined(parts: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
 
 
 def _torch_seed(seed: int, *parts: int) -> int:

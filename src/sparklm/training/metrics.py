@@ -12,13 +12,18 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import psutil
 from pydantic import BaseModel, ConfigDict
 
 from sparklm.storage import Folder
 
+if TYPE_CHECKING:
+    from sparklm.models.objectives import Tally
+
 METRICS = "metrics.csv"
+_NO_GRADIENT_YET = 1e308  # larger than any; JSON has no infinity
 
 
 class EpochTotals(BaseModel):
@@ -31,38 +36,60 @@ class EpochTotals(BaseModel):
     targets: int = 0
     correct: int = 0
     nearest: int = 0
+    updates: int = 0
     gradient_sum: float = 0.0
     gradient_square_sum: float = 0.0
     gradient_max: float = 0.0
-    gradient_min: float = math.inf
+    gradient_min: float = _NO_GRADIENT_YET
     learning_rate: float = 0.0
+    exchanged_bytes: int = 0
     seconds: float = 0.0
 
-    def with_step(
-        self,
-        *,
-        loss: float,
-        correct: int,
-        nearest: int,
-        targets: int,
-        tokens: int,
-        gradient_norm: float,
-        learning_rate: float,
-    ) -> EpochTotals:
-        """Count one more step."""
-        return EpochTotals(
-            steps=self.steps + 1,
-            tokens=self.tokens + tokens,
-            loss_sum=self.loss_sum + loss,
-            targets=self.targets + targets,
-            correct=self.correct + correct,
-            nearest=self.nearest + nearest,
-            gradient_sum=self.gradient_sum + gradient_norm,
-            gradient_square_sum=self.gradient_square_sum + gradient_norm**2,
-            gradient_max=max(self.gradient_max, gradient_norm),
-            gradient_min=min(self.gradient_min, gradient_norm),
-            learning_rate=learning_rate,
-            seconds=self.seconds,
+    def with_step(self, *, loss: float, correct: int, nearest: int, targets: int, tokens: int) -> EpochTotals:
+        """Count one more batch and what was right in it."""
+        return self.model_copy(
+            update={
+                "steps": self.steps + 1,
+                "tokens": self.tokens + tokens,
+                "loss_sum": self.loss_sum + loss,
+                "targets": self.targets + targets,
+                "correct": self.correct + correct,
+                "nearest": self.nearest + nearest,
+            }
+        )
+
+    def with_update(self, *, gradient_norm: float, learning_rate: float) -> EpochTotals:
+        """Count one more change of the weights."""
+        return self.model_copy(
+            update={
+                "updates": self.updates + 1,
+                "gradient_sum": self.gradient_sum + gradient_norm,
+                "gradient_square_sum": self.gradient_square_sum + gradient_norm**2,
+                "gradient_max": max(self.gradient_max, gradient_norm),
+                "gradient_min": min(self.gradient_min, gradient_norm),
+                "learning_rate": learning_rate,
+            }
+        )
+
+    def plus(self, **sums: float) -> EpochTotals:
+        """Add to some of the sums."""
+        return self.model_copy(update={name: getattr(self, name) + value for name, value in sums.items()})
+
+    @classmethod
+    def of_all(cls, replicas: Sequence[EpochTotals]) -> EpochTotals:
+        """Put the totals of all replicas together, in their order. They worked at the same time."""
+        summed = {
+            name: sum(getattr(totals, name) for totals in replicas)
+            for name in cls.model_fields
+            if name not in ("gradient_max", "gradient_min", "learning_rate", "seconds", "exchanged_bytes")
+        }
+        return cls(
+            **summed,
+            gradient_max=max(totals.gradient_max for totals in replicas),
+            gradient_min=min(totals.gradient_min for totals in replicas),
+            learning_rate=replicas[0].learning_rate,
+            exchanged_bytes=max(totals.exchanged_bytes for totals in replicas),
+            seconds=max(totals.seconds for totals in replicas),
         )
 
     @property
@@ -72,13 +99,13 @@ class EpochTotals(BaseModel):
 
     @property
     def gradient_mean(self) -> float:
-        """Mean of the steps' gradient norms."""
-        return self.gradient_sum / self.steps
+        """Mean of the updates' gradient norms."""
+        return self.gradient_sum / self.updates
 
     @property
     def gradient_variance(self) -> float:
-        """Variance of the steps' gradient norms."""
-        return max(0.0, self.gradient_square_sum / self.steps - self.gradient_mean**2)
+        """Variance of the updates' gradient norms."""
+        return max(0.0, self.gradient_square_sum / self.updates - self.gradient_mean**2)
 
 
 class Evaluation(BaseModel):
@@ -90,6 +117,20 @@ class Evaluation(BaseModel):
     nearest_accuracy: float  # by the best token alone; for tokens it is the accuracy itself
     tokens: int
     is_probability: bool  # the loss is that of probabilities, and not a distance between embeddings
+
+    @classmethod
+    def of(cls, parts: Sequence[Tally], is_probability: bool) -> Evaluation | None:
+        """Put the parts of a text together, in their order; None when there was nothing to predict."""
+        targets = sum(part.targets for part in parts)
+        if targets == 0:
+            return None
+        return cls(
+            loss=sum(part.loss_sum for part in parts) / targets,
+            accuracy=sum(part.correct for part in parts) / targets,
+            nearest_accuracy=sum(part.nearest for part in parts) / targets,
+            tokens=targets,
+            is_probability=is_probability,
+        )
 
     @property
     def perplexity(self) -> float | None:
@@ -169,6 +210,8 @@ class EpochRecord(BaseModel):
     PythonRssMB: float
     TrainingTop1Accuracy: float | None = None
     ValidationTop1Accuracy: float | None = None
+    ExchangedBytes: int | None = None
+    Retries: int | None = None
 
     @classmethod
     def assemble(
@@ -181,6 +224,7 @@ class EpochRecord(BaseModel):
         cluster: ClusterFigures,
         cpu_loads: tuple[float, float] | None,
         python_rss_bytes: int,
+        retries: int | None,
     ) -> EpochRecord:
         """Join what the worker, Spark and the driver measured."""
         process_load, system_load = cpu_loads if cpu_loads is not None else (None, None)
@@ -213,6 +257,8 @@ class EpochRecord(BaseModel):
             PythonRssMB=python_rss_bytes / 2**20,
             TrainingTop1Accuracy=totals.nearest / totals.targets,
             ValidationTop1Accuracy=validation.nearest_accuracy if validation else None,
+            ExchangedBytes=totals.exchanged_bytes,
+            Retries=retries,
         )
 
 

@@ -42,12 +42,24 @@ class Optimizers:
             f"{name}/{kind}": value
             for name, parameter in model.named_parameters()
             for part in self.parts
-            for kind, value in part.state.get(parameter, {}).items()
+            for kind, value in sorted(part.state.get(parameter, {}).items())
             if isinstance(value, Tensor)
         }
 
+    @torch.no_grad()
+    def begin_memory(self) -> None:
+        """Have a state, though nothing has been learned: a step of rate zero along gradients of zero."""
+        for group in self.param_groups:
+            group["lr"] = 0.0  # set anew before every step
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
+        self.step()
+        self.zero_grad()
+
     def load_tensors(self, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-        """Put back what `tensors` gave."""
+        """Put back what `tensors` gave, and forget everything else."""
+        for part in self.parts:
+            part.state.clear()
         parameters = dict(model.named_parameters())
         owners = {
             parameter: part for part in self.parts for group in part.param_groups for parameter in group["params"]

@@ -10,15 +10,24 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from sparklm.config import CleaningConfig, DataConfig
+from sparklm.config import CleaningConfig, Config, DataConfig
 from sparklm.errors import UserError
 from sparklm.storage import Folder
 from sparklm.text.prepare import Corpus, ShardRequest, Workers, find_duplicates_here
-from sparklm.training.checkpoint import Commit
-from sparklm.training.loop import StepCallback
+from sparklm.training.epoch_end import EpochEnd, epoch_end_orders, epoch_end_task, join_ends
 from sparklm.training.metrics import ClusterFigures
-from sparklm.training.run import execute_round
 from sparklm.training.strategies import Round
+from sparklm.training.together import AllHere, train_together
+
+
+class TrainingWatcher(Protocol):
+    """Someone who is told what happens while rounds are done."""
+
+    def step_done(self, step: int, loss: float) -> None:
+        """A step is done (called as often as the placement can tell)."""
+
+    def note(self, text: str) -> None:
+        """Something the user should know."""
 
 
 class Placement(Workers, Protocol):
@@ -32,11 +41,22 @@ class Placement(Workers, Protocol):
     def driver_process_id(self) -> int:
         """The process whose CPU load counts as the driver's."""
 
-    def default_threads(self) -> int:
-        """CPU threads that one replica has here."""
+    def default_threads(self, replicas: int) -> int:
+        """CPU threads that each of so many replicas has here."""
 
-    def run_round(self, run: Folder, round_: Round, on_step: StepCallback) -> Commit:
-        """Do one round of training."""
+    def prepare_training(self, config: Config, vocab_size: int, threads: int, watcher: TrainingWatcher) -> None:
+        """Decide how replicas will meet, and say so; refuse what cannot work here."""
+
+    def train(
+        self, run: Folder, config: Config, rounds: Sequence[Round], watcher: TrainingWatcher, protect: int | None
+    ) -> int:
+        """Do the rounds of an epoch, up to the checkpoint after the last of them; say how often it had to begin anew.
+
+        The protected step's checkpoint is not pruned.
+        """
+
+    def end_epoch(self, run: Folder, config: Config, epoch: int, step: int) -> EpochEnd:
+        """Evaluate the checkpoint at a step."""
 
     def epoch_figures(self, run: Folder, epoch: int) -> ClusterFigures:
         """Say what the cluster measured while it worked on an epoch."""
@@ -55,8 +75,8 @@ class InProcess:
         """This process."""
         return os.getpid()
 
-    def default_threads(self) -> int:
-        """All cores that this process may use."""
+    def default_threads(self, replicas: int) -> int:
+        """All cores that this process may use: replicas take turns."""
         return usable_cores()
 
     def run_tasks(self, work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
@@ -73,9 +93,23 @@ class InProcess:
             f"{data.table or f'{data.corpus} ({data.format})'} is read by Spark; choose a --master other than none"
         )
 
-    def run_round(self, run: Folder, round_: Round, on_step: StepCallback) -> Commit:
-        """Train here."""
-        return execute_round(run.url, round_, on_step)
+    def prepare_training(self, config: Config, vocab_size: int, threads: int, watcher: TrainingWatcher) -> None:
+        """Replicas take turns here; there is nothing to decide."""
+
+    def train(
+        self, run: Folder, config: Config, rounds: Sequence[Round], watcher: TrainingWatcher, protect: int | None
+    ) -> int:
+        """Train here, the replicas one after another."""
+        group = AllHere(config.distributed.replicas)
+        keep = config.training.keep_checkpoints
+        train_together(run, rounds, group, keep_checkpoints=keep, protect=protect, on_step=watcher.step_done)
+        return 0
+
+    def end_epoch(self, run: Folder, config: Config, epoch: int, step: int) -> EpochEnd:
+        """Evaluate here, one share after another."""
+        replicas = config.distributed.replicas
+        orders = epoch_end_orders(run, step, replicas, most_in_memory=replicas)
+        return join_ends(self.run_tasks(epoch_end_task, orders, "evaluate"))
 
     def epoch_figures(self, run: Folder, epoch: int) -> ClusterFigures:
         """There is no cluster, so nothing was measured."""

@@ -1,14 +1,8 @@
-"""The run folder: what a run is, what it has done, and how one round of it is executed anywhere.
-
-`execute_round` is the seam between learning and placing: it needs only the run's address and the round, so this
-process, a Spark task, or a retry of it somewhere else does the same thing and leaves the same checkpoint.
-"""
+"""The run folder: what a run is, and how far it has come."""
 
 from __future__ import annotations
 
-import time
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 import safetensors.torch
@@ -22,14 +16,13 @@ from sparklm.storage import Folder
 from sparklm.text.embeddings import EMBEDDINGS
 from sparklm.text.shards import Dataset, Manifest
 from sparklm.text.windows import WindowPlan
-from sparklm.training.checkpoint import Commit, committed_steps, load_tensors, read_commit, save_checkpoint
-from sparklm.training.loop import StepCallback, Trainer, resident_bytes, use_threads
-from sparklm.training.strategies import Round
+from sparklm.training.checkpoint import committed_steps
 
 RUN_FORMAT = "sparklm run 1"
 CONFIG = "config.json"
 # Where work is placed and where copies go may change from one session of a run to the next; nothing else may.
-_PLACEMENT_KEYS = ("spark", "output", "generation")
+_FREE_SECTIONS = ("spark", "output", "generation")
+_FREE_KEYS = {f"distributed.{name}" for name in ("exchange", "prefetch_batches", "timeout_seconds", "max_retries")}
 
 
 class RunRecord(BaseModel):
@@ -130,61 +123,6 @@ def make_plan(config: Config, dataset: Dataset) -> WindowPlan:
     )
 
 
-def execute_round(run_url: str, round_: Round, on_step: StepCallback | None = None) -> Commit:
-    """Do one round of a run and commit its result. May be repeated: the same round gives the same weights."""
-    run = Folder(run_url)
-    run_id = read_run(run).run_id
-    trainer = _warm.pop((run_url, run_id, round_.start), None)
-    _warm.clear()
-    if trainer is None:
-        trainer = restored_trainer(run, round_.start)
-    validation = trainer.run(round_, on_step)
-    commit = save_checkpoint(
-        run,
-        step=trainer.step,
-        tensors=trainer.tensors(),
-        totals=trainer.totals,
-        validation=validation,
-        python_rss_bytes=resident_bytes(),
-    )
-    _warm[(run_url, run_id, trainer.step)] = trainer
-    return commit
-
-
-class ProgressFile:
-    """A small file in the run folder through which a working task tells the driver how far it is."""
-
-    NAME = "progress.json"
-
-    def __init__(self, run: Folder, clock: Callable[[], float] = time.monotonic) -> None:
-        self._run, self._clock, self._next = run, clock, 0.0
-
-    def write(self, step: int, loss: float) -> None:
-        """Note a step, at most once a second."""
-        if self._clock() >= self._next:
-            self._run.write_json(self.NAME, {"step": step, "loss": loss})
-            self._next = self._clock() + 1.0
-
-    def read(self) -> tuple[int, float] | None:
-        """Give the step and loss last noted."""
-        if not self._run.exists(self.NAME):
-            return None
-        values = self._run.read_json(self.NAME)
-        return values["step"], values["loss"]
-
-
-def restored_trainer(run: Folder, step: int) -> Trainer:
-    """Make the replica as it was after a step."""
-    record = read_run(run)
-    use_threads(record.threads)
-    dataset = record.open_dataset(run)
-    trainer = Trainer(record.config, dataset, make_plan(record.config, dataset), read_embeddings(run, record.config))
-    if step > 0:
-        commit = read_commit(run, step)
-        trainer.restore(step=step, tensors=load_tensors(run, commit), totals=commit.totals)
-    return trainer
-
-
 def read_embeddings(run: Folder, config: Config) -> Tensor | None:
     """Read the token embeddings that the run was given, one row per token; None when the model draws its own."""
     if config.data.embeddings is None:
@@ -201,11 +139,6 @@ def latest_step(run: Folder) -> int:
     return max(committed_steps(run), default=0)
 
 
-# A replica left in memory by the round before, so that the next one need not read it back. A cache, never the only
-# copy: it is taken out while in use, and a round that fails leaves nothing behind.
-_warm: dict[tuple[str, str, int], Trainer] = {}
-
-
 def _differences(old: Config, new: Config) -> list[str]:
     """List the settings that change what a run computes and are not the same."""
 
@@ -213,8 +146,9 @@ def _differences(old: Config, new: Config) -> list[str]:
         return {
             f"{section}.{name}": value
             for section, values in config.model_dump().items()
-            if section not in _PLACEMENT_KEYS
+            if section not in _FREE_SECTIONS
             for name, value in values.items()
+            if f"{section}.{name}" not in _FREE_KEYS
         }
 
     before, after = computed(old), computed(new)

@@ -1,11 +1,14 @@
-"""How a run is cut into rounds.
+"""How a run is cut into rounds, and how replicas meet between them.
 
-A *round* is the unit of placement: some consecutive steps of each replica that need nothing from outside, and after
-which there is a checkpoint. Rounds end at every epoch's end and every `checkpoint_every_steps` steps. A pure function
-of the plan, so a resumed run cuts the rest of the steps exactly as the undisturbed run did.
+A *round* is the unit of work: some consecutive steps of every replica that need nothing from outside. With one replica
+a round ends where there is a checkpoint. Several replicas *meet* after each round: every replica gives one vector, and
+takes the mean of all of them. What the vector is, and what becomes of the mean, is the strategy:
 
-With one replica a round's result is the next round's start. With several, the way they meet between two rounds
-(their *strategy*) belongs here, and `Round` already names the replica.
+    allreduce   gives the gradient of one step; the mean is the gradient of the step that all then take
+    averaging   gives how its weights have changed (and the memory of its optimiser); the mean is applied as it is
+    diloco      gives how its weights have changed; the mean is the gradient of an outer Nesterov step
+
+All of it is a pure function of the plan, so a resumed run cuts the rest of the steps as the undisturbed one did.
 """
 
 from __future__ import annotations
@@ -13,32 +16,56 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pydantic import BaseModel, ConfigDict
+from torch import Tensor
 
+from sparklm.config import Config, DistributedConfig
 from sparklm.text.windows import WindowPlan
 
 
 class Round(BaseModel):
-    """Steps `start` to `stop` (exclusive) of one replica, all in one epoch."""
+    """Steps `start` to `stop` (exclusive), all in one epoch."""
 
     model_config = ConfigDict(frozen=True)
-    replica: int
     epoch: int
     start: int
     stop: int
     ends_epoch: bool
+    saves: bool  # a checkpoint is due after it
 
 
-def plan_rounds(plan: WindowPlan, checkpoint_every_steps: int, first_step: int = 0) -> Iterator[Round]:
-    """Give the rounds from a step on, in order.
+def plan_rounds(plan: WindowPlan, config: Config, first_step: int = 0) -> Iterator[Round]:
+    """Give the rounds from a step on, in order. They end with an epoch, and where a meeting or checkpoint is due.
 
     >>> plan = WindowPlan(num_windows=10, batch_size=2, num_replicas=1, epochs=2, seed=0)
-    >>> [(r.start, r.stop, r.ends_epoch) for r in plan_rounds(plan, checkpoint_every_steps=3)]
+    >>> config = Config.model_validate({"training": {"checkpoint_every_steps": 3}})
+    >>> [(round_.start, round_.stop, round_.ends_epoch) for round_ in plan_rounds(plan, config)]
     [(0, 3, False), (3, 5, True), (5, 6, False), (6, 9, False), (9, 10, True)]
     """
+    saving = config.training.checkpoint_every_steps
+    every = config.distributed.meeting_every_steps or saving
     step = first_step
     while step < plan.total_steps:
         epoch = plan.epoch_of(step)
-        next_checkpoint = (step // checkpoint_every_steps + 1) * checkpoint_every_steps
-        stop = min(plan.epoch_end(epoch), next_checkpoint)
-        yield Round(replica=0, epoch=epoch, start=step, stop=stop, ends_epoch=stop == plan.epoch_end(epoch))
+        stop = min(plan.epoch_end(epoch), _next_multiple(step, every))
+        ends_epoch = stop == plan.epoch_end(epoch)
+        saves = ends_epoch or stop >= _next_multiple(step, saving)
+        yield Round(epoch=epoch, start=step, stop=stop, ends_epoch=ends_epoch, saves=saves)
         step = stop
+
+
+def outer_step(
+    weights: Tensor, mean_change: Tensor, momentum: Tensor | None, distributed: DistributedConfig
+) -> tuple[Tensor, Tensor | None]:
+    """Move the weights of the last meeting against the mean of the changes since; give them and the new momentum.
+
+    A change is the old weights less the new ones: a gradient, as far as the outer optimiser is concerned.
+    """
+    if distributed.strategy == "averaging":
+        return weights - mean_change, None
+    memory = distributed.outer_momentum
+    momentum = mean_change.clone() if momentum is None else momentum * memory + mean_change
+    return weights - distributed.outer_learning_rate * (mean_change + memory * momentum), momentum
+
+
+def _next_multiple(step: int, every: int) -> int:
+    return (step // every + 1) * every

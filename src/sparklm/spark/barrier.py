@@ -1,0 +1,73 @@
+"""The collective exchange: one barrier stage an epoch, in which every task is a replica and all run at once."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from sparklm.spark.tasks import ANSWER_SCHEMA, answer
+from sparklm.storage import Folder
+from sparklm.training.strategies import Round
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class RankOrder(BaseModel):
+    """What every task of a barrier stage is told."""
+
+    run_url: str
+    rounds: Sequence[Round]
+    num_replicas: int
+    keep_checkpoints: int
+    protect: int | None
+    timeout_seconds: float
+
+
+def barrier_query(session: SparkSession, order: RankOrder) -> DataFrame:
+    """Make the query whose tasks are the replicas."""
+    text = order.model_dump_json()
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        for place in (place for batch in batches for place in batch.column(0).to_pylist()):
+            yield from answer(place, partial(rank_task, text))
+
+    return session.range(0, order.num_replicas, 1, order.num_replicas).mapInArrow(run, ANSWER_SCHEMA, barrier=True)
+
+
+def rank_task(text: str) -> str:
+    """Be one replica of a barrier stage, from the rendezvous to the end of the epoch."""
+    import torch
+    from pyspark import BarrierTaskContext
+
+    from sparklm.training.collective import Whereabouts, hold_port, joined_group
+    from sparklm.training.heartbeat import Heartbeat
+    from sparklm.training.run import read_run
+    from sparklm.training.together import train_together
+
+    order, context = RankOrder.model_validate_json(text), BarrierTaskContext.get()
+    rank, run = context.partitionId(), Folder(order.run_url)
+    heartbeat = Heartbeat(run, rank, order.rounds[0].start)
+    with heartbeat.telling_failures():
+        own_host = socket.gethostbyname(context.getTaskInfos()[rank].address.partition(":")[0])
+        listener = hold_port(own_host) if rank == 0 else None
+        here = Whereabouts(
+            host=own_host,
+            port=listener.getsockname()[1] if listener is not None else 0,
+            gpus=torch.cuda.device_count() if read_run(run).config.training.device != "cpu" else 0,
+        )
+        everyone = [Whereabouts.model_validate_json(text) for text in context.allGather(here.model_dump_json())]
+        with joined_group(rank, everyone, listener, order.timeout_seconds) as group:
+            train_together(
+                run,
+                order.rounds,
+                group,
+                keep_checkpoints=order.keep_checkpoints,
+                protect=order.protect,
+                on_step=heartbeat.step,
+            )
+    return ""

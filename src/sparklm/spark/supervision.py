@@ -1,0 +1,73 @@
+"""Watching over replicas that work elsewhere: progress is passed on, silence is noticed, failures are explained."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from sparklm.errors import JobError, TrainingDivergedError, UserError
+from sparklm.storage import Folder
+from sparklm.training.heartbeat import PROGRESS, Beat, read_beat
+from sparklm.training.loop import StepCallback
+
+_LOOK_SECONDS = 0.5
+_LOOKS_IN_TIMEOUT = 10
+
+
+class Supervisor:
+    """Looks at the heartbeats of a job's replicas while it runs. Call it often; it does little most of the time."""
+
+    def __init__(
+        self,
+        run: Folder,
+        replicas: int,
+        timeout_seconds: float,
+        on_step: StepCallback | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run, self._replicas, self._timeout, self._on_step = run, replicas, timeout_seconds, on_step
+        self._clock = clock
+        self._seen: list[Beat | None] = []
+        self._changed_at = self._next_look = self._next_count = clock()
+        self._shown = -1
+        (run / PROGRESS).remove()
+
+    def __call__(self) -> None:
+        """Pass on the progress of the first replica; refuse to wait on when nothing has moved for too long."""
+        now = self._clock()
+        if now >= self._next_look and self._on_step is not None:
+            self._next_look = now + _LOOK_SECONDS
+            first = read_beat(self._run, 0)
+            if first is not None and first.loss is not None and first.step > self._shown:
+                self._shown = first.step
+                self._on_step(first.step, first.loss)
+        if now >= self._next_count:
+            self._next_count = now + self._timeout / _LOOKS_IN_TIMEOUT
+            beats = [read_beat(self._run, replica) for replica in range(self._replicas)]
+            if beats != self._seen:
+                self._seen, self._changed_at = beats, now
+        if now - self._changed_at > self._timeout:
+            raise JobError(self._silence())
+
+    def explain(self, error: JobError) -> Exception:
+        """Give what went wrong in the replicas' own words, where they had time to say it."""
+        beats = [beat for replica in range(self._replicas) if (beat := read_beat(self._run, replica)) is not None]
+        failed = [beat for beat in beats if beat.failure is not None]
+        for beat in failed:
+            if beat.kind == "user":
+                return UserError(str(beat.failure))
+            if beat.kind == "diverged":
+                return TrainingDivergedError(str(beat.failure))
+        lines = [str(error)]
+        lines += [f"{beat.who}, at step {beat.step}, ended with:\n{beat.failure}" for beat in failed]
+        if failed:  # those who saw nothing go wrong may be those who are gone
+            lines += [f"{beat.who} was last heard of at step {beat.step}" for beat in beats if beat.failure is None]
+        return JobError("\n".join(lines))
+
+    def _silence(self) -> str:
+        seconds = f"{self._timeout:g} s (distributed.timeout_seconds)"
+        known = [beat for beat in self._seen if beat is not None]
+        if not known:
+            return f"no replica has begun to work within {seconds}: Spark has no free slot; see 'sparklm doctor'"
+        names = "; ".join(f"{beat.who}, at step {beat.step}" for beat in known[:5])
+        return f"nothing was heard of any replica for {seconds}. Last heard of: {names}"

@@ -1,0 +1,88 @@
+"""Replicas in this process: made from a checkpoint, or still there from the round before.
+
+A replica that has just done a round is kept in memory, so that the next round need not read it back. That is a cache
+and never the only copy: a replica is known by the attempt that made it, and only the attempt that a checkpoint names
+counts.
+"""
+
+from __future__ import annotations
+
+from sparklm.storage import Folder
+from sparklm.training.checkpoint import (
+    ReplicaPart,
+    SavedFile,
+    load_mean,
+    load_replica,
+    new_attempt,
+    read_commit,
+    save_tensors,
+    step_folder,
+)
+from sparklm.training.loop import Trainer, resident_bytes, use_threads
+from sparklm.training.run import RunRecord, make_plan, read_embeddings, read_run
+
+_warm: dict[tuple[str, str], Trainer] = {}  # by run and attempt, oldest first
+
+
+def replica_at(run: Folder, step: int, replica: int, most_in_memory: int = 1) -> Trainer:
+    """Give a replica as it starts from a step, having taken what the last meeting gave."""
+    record = read_run(run)
+    use_threads(record.threads)
+    if step == 0:
+        _make_room(0)
+        return new_replica(run, record, replica)
+    commit = read_commit(run, step)
+    trainer = _warm.pop((_key(run, record), commit.replicas[replica].attempt), None)
+    if trainer is None:
+        trainer = _make_room(most_in_memory - 1, _key(run, record)) or new_replica(run, record, replica)
+        trainer.replica = replica
+        tensors = load_replica(run, commit, replica)
+        trainer.restore(step=step, tensors=tensors, totals=commit.replicas[replica].totals)
+    if trainer.awaits_mean:
+        mean = load_mean(run, commit)
+        assert mean is not None, "replicas that meet leave a mean"
+        trainer.take(mean)
+    return trainer
+
+
+def save_replica(run: Folder, trainer: Trainer) -> tuple[ReplicaPart, SavedFile | None]:
+    """Save what a replica is after its round; the first one saves what all share as well."""
+    attempt, folder = new_attempt(), step_folder(run, trainer.step)
+    own = trainer.own_tensors()
+    part = ReplicaPart(
+        attempt=attempt,
+        own=save_tensors(folder, f"own-{trainer.replica:04d}-{attempt}", own) if own else None,
+        totals=trainer.totals,
+        python_rss_bytes=resident_bytes(),
+    )
+    is_first = trainer.replica == 0
+    return part, save_tensors(folder, f"shared-{attempt}", trainer.shared_tensors()) if is_first else None
+
+
+def keep_in_memory(run: Folder, trainer: Trainer, attempt: str, most_in_memory: int = 1) -> None:
+    """Keep a replica for the next round."""
+    _make_room(most_in_memory - 1)
+    _warm[_key(run, read_run(run)), attempt] = trainer
+
+
+def new_replica(run: Folder, record: RunRecord, replica: int = 0) -> Trainer:
+    """Make a replica as it is before the first step."""
+    dataset = record.open_dataset(run)
+    plan = make_plan(record.config, dataset)
+    return Trainer(record.config, dataset, plan, read_embeddings(run, record.config), replica)
+
+
+def _make_room(most: int, run_key: str | None = None) -> Trainer | None:
+    """Let go of the oldest replicas; give one of this run that may be made into another, if any must go."""
+    shell = None
+    while len(_warm) > most:
+        key = next(iter(_warm))
+        trainer = _warm.pop(key)
+        if key[0] == run_key:
+            shell = trainer
+    return shell
+
+
+def _key(run: Folder, record: RunRecord) -> str:
+    """Tell runs apart, and the same run in two places."""
+    return f"{record.run_id} {run.url}"

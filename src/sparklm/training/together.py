@@ -1,0 +1,102 @@
+"""Replicas that meet in memory: all of them in this process, or each in a process of its own.
+
+The loop is the same; a `Group` says which replicas are here and how the mean of all is had. In one process that is an
+addition (`AllHere`), between processes a collective operation (training/collective.py). Checkpoints are written when
+one is due, at the moment of a meeting: after the mean is known, before anyone takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from sparklm.storage import Folder
+from sparklm.training.checkpoint import (
+    Commit,
+    ReplicaPart,
+    prune_checkpoints,
+    save_mean,
+    step_folder,
+    write_commit,
+)
+from sparklm.training.loop import StepCallback, Trainer
+from sparklm.training.replicas import keep_in_memory, replica_at, save_replica
+from sparklm.training.strategies import Round
+from sparklm.training.vectors import Codec, ordered_mean
+
+_PARTS = TypeAdapter(list[ReplicaPart])
+
+
+class Group(Protocol):
+    """The replicas that meet, as seen from one process."""
+
+    @property
+    def replicas(self) -> Sequence[int]:
+        """Those that are here."""
+
+    def mean(self, given: Sequence[Tensor], codec: Codec) -> Tensor:
+        """Take the mean over all replicas, in their order, from what those here give."""
+
+    def gather(self, texts: Sequence[str]) -> list[str]:
+        """Collect a text of every replica, in their order, from those of the replicas here."""
+
+
+class AllHere:
+    """All replicas in this process, one after another."""
+
+    def __init__(self, num_replicas: int) -> None:
+        self.replicas = range(num_replicas)
+
+    def mean(self, given: Sequence[Tensor], codec: Codec) -> Tensor:
+        """Add them up."""
+        return ordered_mean(given)
+
+    def gather(self, texts: Sequence[str]) -> list[str]:
+        """They are all here."""
+        return list(texts)
+
+
+def train_together(
+    run: Folder,
+    rounds: Iterable[Round],
+    group: Group,
+    *,
+    keep_checkpoints: int,
+    protect: int | None,
+    on_step: StepCallback | None = None,
+) -> None:
+    """Do some rounds with the replicas of a group, from the checkpoint before the first of them."""
+    trainers: list[Trainer] = []
+    parts: list[ReplicaPart] = []
+    for round_ in rounds:
+        if not trainers:
+            trainers = [replica_at(run, round_.start, replica, len(group.replicas)) for replica in group.replicas]
+        for trainer in trainers:
+            trainer.run(round_, on_step if trainer is trainers[0] else None)
+        mean = group.mean([trainer.give() for trainer in trainers], trainers[0].codec) if trainers[0].meets else None
+        if round_.saves:
+            parts = _save(run, trainers, mean, group, keep_checkpoints, protect)
+        if mean is not None:
+            for trainer in trainers:
+                trainer.take(mean)
+    for trainer, part in zip(trainers, parts, strict=True):
+        keep_in_memory(run, trainer, part.attempt, len(group.replicas))
+
+
+def _save(
+    run: Folder, trainers: Sequence[Trainer], mean: Tensor | None, group: Group, keep: int, protect: int | None
+) -> list[ReplicaPart]:
+    """Write a checkpoint: every process its replicas, the one with the first replica the rest; give the parts here."""
+    saved = [save_replica(run, trainer) for trainer in trainers]
+    parts = [part for part, _ in saved]
+    everyone = group.gather([part.model_dump_json() for part in parts])
+    shared, step = saved[0][1], trainers[0].step
+    if shared is not None:
+        slices = [] if mean is None else [save_mean(step_folder(run, step), 0, mean)]
+        replicas = _PARTS.validate_json(f"[{','.join(everyone)}]")
+        write_commit(run, Commit(step=step, shared=shared, replicas=replicas, mean=slices))
+        prune_checkpoints(run, keep, protect)
+    return parts

@@ -1,0 +1,123 @@
+"""What replicas give each other: one flat vector each, cut into slices, possibly in fewer bytes.
+
+The mean of such vectors is always taken in the order of the replicas, number by number. So it does not matter who takes
+it, nor into how many slices it is cut: the bits are the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+# Slices begin at multiples of this; in int8 this many neighbouring numbers share a scale.
+BLOCK = 1024
+_FLOAT_KINDS = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_LARGEST = {"fp16": 65_504.0, "bf16": torch.finfo(torch.bfloat16).max}
+_INT8_STEPS = 127.0
+
+
+def flatten(tensors: Iterable[Tensor]) -> Tensor:
+    """Lay tensors end to end in a new vector."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Cut a vector into tensors of given names and shapes; they share its memory.
+
+    >>> parts = unflatten(torch.arange(5.0), {"a": torch.zeros(2, 2), "b": torch.zeros(())})
+    >>> parts["a"].tolist(), parts["b"].item()
+    ([[0.0, 1.0], [2.0, 3.0]], 4.0)
+    """
+    sizes = [tensor.numel() for tensor in like.values()]
+    parts = torch.split(vector, sizes)
+    return {name: part.view(tensor.shape) for (name, tensor), part in zip(like.items(), parts, strict=True)}
+
+
+def ordered_mean(vectors: Iterable[Tensor]) -> Tensor:
+    """Add vectors up one after another, then divide; holds two of them at a time.
+
+    >>> ordered_mean([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 6.0])]).tolist()
+    [2.0, 4.0]
+    """
+    iterator = iter(vectors)
+    total = next(iterator).clone()
+    count = 1
+    for vector in iterator:
+        total += vector
+        count += 1
+    return total.div_(count)
+
+
+def slice_bounds(length: int, num_slices: int) -> list[tuple[int, int]]:
+    """Cut a length into slices of whole blocks, as equal as can be; where there are too few blocks, some are empty.
+
+    >>> slice_bounds(5000, 2)
+    [(0, 3072), (3072, 5000)]
+    """
+    blocks = -(-length // BLOCK)
+    edges = [min(length, -(-blocks * number // num_slices) * BLOCK) for number in range(num_slices + 1)]
+    return list(itertools.pairwise(edges))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codec:
+    """Turns slices of a vector into bytes and back. Only the first numbers of the vector may lose precision.
+
+    These are gradients, or changes of weights, whose losses are made up for later; what follows them (the memory of an
+    optimiser) must stay exact.
+    """
+
+    kind: Literal["none", "fp16", "bf16", "int8"]
+    num_lossy: int
+
+    def encode(self, values: Tensor, start: int) -> Tensor:
+        """Give the bytes of a slice that begins at a place of the vector."""
+        lossy, exact = self._divide(values, start)
+        return torch.cat([*(part.contiguous().view(torch.uint8) for part in (*self._shrink(lossy), exact))])
+
+    def decode(self, data: Tensor, start: int, length: int) -> Tensor:
+        """Give the numbers of a slice from its bytes."""
+        num_lossy = max(0, min(length, self.num_lossy - start))
+        num_bytes = data.numel() - 4 * (length - num_lossy)
+        # Bytes are copied before they are read as numbers: numbers must begin at places that fit them.
+        lossy = self._grow(data[:num_bytes].clone(), num_lossy)
+        return torch.cat([lossy, data[num_bytes:].clone().view(torch.float32)])
+
+    def round_trip(self, vector: Tensor) -> Tensor:
+        """Give a whole vector as the others will see it."""
+        return vector if self.kind == "none" else self.decode(self.encode(vector, 0), 0, vector.numel())
+
+    def encoded_bytes(self, length: int) -> int:
+        """Count the bytes of a whole vector."""
+        num_lossy = min(length, self.num_lossy)
+        lossy = {"none": 4 * num_lossy, "int8": num_lossy + 4 * -(-num_lossy // BLOCK)}.get(self.kind, 2 * num_lossy)
+        return lossy + 4 * (length - num_lossy)
+
+    def _divide(self, values: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        border = max(0, min(values.numel(), self.num_lossy - start))
+        return values[:border], values[border:]
+
+    def _shrink(self, values: Tensor) -> Sequence[Tensor]:
+        if self.kind == "none":
+            return [values]
+        if self.kind == "int8":
+            padded = torch.nn.functional.pad(values, (0, -values.numel() % BLOCK)).view(-1, BLOCK)
+            scales = padded.abs().amax(dim=1, keepdim=True) / _INT8_STEPS
+            steps = torch.where(scales > 0, padded / scales, 0.0).round_().to(torch.int8)
+            return [scales.view(-1), steps.view(-1)[: values.numel()]]
+        return [values.clamp(-_LARGEST[self.kind], _LARGEST[self.kind]).to(_FLOAT_KINDS[self.kind])]
+
+    def _grow(self, data: Tensor, length: int) -> Tensor:
+        if self.kind == "none":
+            return data.view(torch.float32)
+        if self.kind == "int8":
+            num_blocks = -(-length // BLOCK)
+            scales = data[: 4 * num_blocks].view(torch.float32)
+            steps = data[4 * num_blocks :].view(torch.int8).float()
+            return steps * scales.repeat_interleave(BLOCK)[:length]
+        return data.view(_FLOAT_KINDS[self.kind]).float()
