@@ -86,7 +86,7 @@ class OnSpark:
         self, run: Folder, config: Config, rounds: Sequence[Round], watcher: TrainingWatcher, protect: int | None
     ) -> int:
         """Train in tasks, again and again from the last checkpoint if need be."""
-        self._context.setJobGroup(epoch_group(run, rounds[0].epoch), "sparklm")
+        self._context.setJobGroup(epoch_group(run, rounds[0].epoch), "sparklm", interruptOnCancel=True)
 
         def attempt(watch: Watch) -> None:
             done = latest_step(run)
@@ -100,7 +100,7 @@ class OnSpark:
 
     def end_epoch(self, run: Folder, config: Config, epoch: int, step: int) -> EpochEnd:
         """Evaluate in tasks."""
-        self._context.setJobGroup(epoch_group(run, epoch), "sparklm")
+        self._context.setJobGroup(epoch_group(run, epoch), "sparklm", interruptOnCancel=True)
         replicas = config.distributed.replicas
         orders = epoch_end_orders(run, step, replicas, most_in_memory=1)
         title = f"sparklm: epoch {epoch + 1}, evaluation"
@@ -109,8 +109,8 @@ class OnSpark:
         def attempt(watch: Watch) -> None:
             ends.append(join_ends(self._run_watched(watch)(epoch_end_task, orders, title)))
 
-        self._persistently(run, config, attempt)
-        return ends[-1]
+        retries = self._persistently(run, config, attempt)
+        return ends[-1].model_copy(update={"retries": retries})
 
     def epoch_figures(self, run: Folder, epoch: int) -> ClusterFigures:
         """Read what Spark measured of the epoch's tasks."""

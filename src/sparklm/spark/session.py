@@ -36,7 +36,7 @@ appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = spark: %p %c{1}: %m%n
+appender.stderr.layout.pattern = spark: %p %c{1}: %m%n%ex{0}
 """
 
 

@@ -60,14 +60,12 @@ class Supervisor:
                 return TrainingDivergedError(str(beat.failure))
         lines = [str(error)]
         lines += [f"{beat.who}, at step {beat.step}, ended with:\n{beat.failure}" for beat in failed]
-        if failed:  # those who saw nothing go wrong may be those who are gone
-            lines += [f"{beat.who} was last heard of at step {beat.step}" for beat in beats if beat.failure is None]
+        # Those who saw nothing go wrong may be those who are gone.
+        lines += [f"{beat.who} was last heard of at step {beat.step}" for beat in beats if beat.failure is None]
         return JobError("\n".join(lines))
 
     def _silence(self) -> str:
         seconds = f"{self._timeout:g} s (distributed.timeout_seconds)"
-        known = [beat for beat in self._seen if beat is not None]
-        if not known:
+        if not any(self._seen):
             return f"no replica has begun to work within {seconds}: Spark has no free slot; see 'sparklm doctor'"
-        names = "; ".join(f"{beat.who}, at step {beat.step}" for beat in known[:5])
-        return f"nothing was heard of any replica for {seconds}. Last heard of: {names}"
+        return f"nothing was heard of any replica for {seconds}"

@@ -93,7 +93,7 @@ def _reason(error: Exception) -> str:
     lost = re.search(r"Lost task (\d+)\.\d+ in stage \S+ \(TID \d+\) \((\S+) executor (\S+)\)", str(error))
     task = f"task {lost[1]} on {lost[2]}, executor {lost[3]}: " if lost is not None else ""
     telling = [line for line in lines if "Error" in line or "Exception" in line]
-    return task + (telling or lines or [type(error).__name__])[0]
+    return task + (telling or lines or [type(error).__name__])[0].lstrip(": ")
 
 
 def guarded(batches: Iterator[Any], schema: str) -> Iterator[Any]:

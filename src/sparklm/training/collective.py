@@ -63,9 +63,8 @@ class OneEach:
         """Lay the tensors of all processes end to end; they may differ in length."""
         longest = max(lengths)
         padded = torch.nn.functional.pad(own, (0, longest - own.numel()))
-        received = torch.empty(longest * self._num_replicas, dtype=own.dtype, device=self._device)
-        dist.all_gather_into_tensor(received, padded)
-        rows = received.view(self._num_replicas, longest)
+        rows = [torch.empty_like(padded) for _ in lengths]
+        dist.all_gather(rows, padded)
         return torch.cat([row[:length] for row, length in zip(rows, lengths, strict=True)])
 
 

@@ -40,6 +40,7 @@ class EpochEnd(BaseModel):
     totals: EpochTotals
     validation: Evaluation | None
     python_rss_bytes: int
+    retries: int = 0
 
 
 def epoch_end_orders(run: Folder, step: int, replicas: int, most_in_memory: int) -> list[str]:

@@ -61,7 +61,7 @@ def fit(run: Folder, record: RunRecord, plan: WindowPlan, placement: Placement, 
         watcher.step_done(ahead[-1].stop, end.totals.loss)
         now = time.monotonic()
         figures = placement.epoch_figures(run, epoch)
-        records.append(_record(epoch, now - epoch_began, end, figures, cpu.read(), retries))
+        records.append(_record(epoch, now - epoch_began, end, figures, cpu.read(), retries + end.retries))
         write_metrics(run, records)
         watcher.epoch_done(records[-1])
         stopped_early = should_stop(records, patience)

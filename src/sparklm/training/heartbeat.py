@@ -71,8 +71,8 @@ class Heartbeat:
         except BaseException as error:
             kinds: dict[type[BaseException], str] = {UserError: "user", TrainingDivergedError: "diverged"}
             kind = kinds.get(type(error), "other")
-            lines = traceback.format_exc().strip().splitlines()[-_LINES_OF_LOG:]
-            text = "\n".join(lines) if kind == "other" else str(error)
+            lines = [line for line in traceback.format_exc().splitlines() if line.strip(" ^~")]
+            text = "\n".join(lines[-_LINES_OF_LOG:]) if kind == "other" else str(error)
             self._beat = self._beat.model_copy(update={"failure": text, "kind": kind})
             self._write()
             raise

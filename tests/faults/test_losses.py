@@ -1,0 +1,122 @@
+"""Processes are killed, stopped and starved while they train. The result is the same to the bit, or there is one clear
+error within the time that was set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparklm.errors import JobError
+from sparklm.storage import Folder
+from sparklm.training.heartbeat import Beat, read_beat
+from sparklm.training.metrics import read_metrics
+from tests.conftest import STRATEGIES, SilentWatcher, run_job, tiny_config
+
+if TYPE_CHECKING:
+    from sparklm.spark.placement import OnSpark
+
+pytestmark = pytest.mark.spark
+LONGER = ("model.width=64", "data.stride=2", "training.epochs=1", "training.max_steps=120", "distributed.diloco_steps=40")
+
+
+@contextlib.contextmanager
+def harm(run: Path, replica: int, step: int, act: Callable[[Beat], None]) -> Iterator[list[Beat]]:
+    """Do something to a replica's process, once, when it is first seen at a step or after it."""
+    done: list[Beat] = []
+    finished = threading.Event()
+
+    def watch() -> None:
+        while not finished.wait(0.01):
+            beat = read_beat(Folder(str(run)), replica)
+            if beat is not None and beat.step >= step and beat.failure is None:
+                done.append(beat)
+                act(beat)
+                return
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield done
+    finally:
+        finished.set()
+        thread.join(timeout=10)
+        for beat in done:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(beat.process_id, signal.SIGKILL)  # one that was stopped must not stay
+
+
+def kill(beat: Beat) -> None:
+    os.kill(beat.process_id, signal.SIGKILL)
+
+
+def stop(beat: Beat) -> None:
+    os.kill(beat.process_id, signal.SIGSTOP)
+
+
+def starve(beat: Beat) -> None:
+    """Forbid it to write files, so that the next checkpoint raises."""
+    resource.prlimit(beat.process_id, resource.RLIMIT_FSIZE, (1000, 1000))
+
+
+@pytest.fixture(scope="module")
+def expected(corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    run_job(tiny_config(corpus_file, *STRATEGIES["diloco"], *LONGER), run)
+    return (run / "model.zip").read_bytes()
+
+
+@pytest.mark.parametrize("exchange", ["storage", "collective"])
+@pytest.mark.parametrize(("act", "replica", "step"), [(kill, 1, 40), (stop, 0, 40), (starve, 0, 0)])
+def test_a_replica_that_is_lost_is_replaced_and_the_bits_stay(
+    on_spark: OnSpark,
+    corpus_file: Path,
+    tmp_path: Path,
+    expected: bytes,
+    exchange: str,
+    act: Callable[[Beat], None],
+    replica: int,
+    step: int,
+) -> None:
+    settings = (*STRATEGIES["diloco"], *LONGER, f"distributed.exchange={exchange}", "distributed.timeout_seconds=15")
+    watcher = SilentWatcher()
+    with harm(tmp_path / "run", replica, step, act) as done:
+        run_job(tiny_config(corpus_file, *settings), tmp_path / "run", on_spark, watcher)
+    assert done, "nobody was harmed"
+    assert (tmp_path / "run" / "model.zip").read_bytes() == expected
+    (record,) = read_metrics(Folder(str(tmp_path / "run")))
+    assert record.Retries >= 1
+    assert any("retry 1 of 3" in note for note in watcher.notes)
+
+
+@pytest.mark.parametrize("exchange", ["storage", "collective"])
+@pytest.mark.parametrize(("act", "told"), [(kill, ""), (stop, ""), (starve, "File too large")])
+def test_a_replica_that_cannot_be_replaced_ends_the_run_with_one_error(
+    on_spark: OnSpark, corpus_file: Path, tmp_path: Path, exchange: str, act: Callable[[Beat], None], told: str
+) -> None:
+    settings = (
+        *STRATEGIES["diloco"],
+        *LONGER,
+        f"distributed.exchange={exchange}",
+        "distributed.timeout_seconds=10",
+        "distributed.max_retries=0",
+    )
+    began = time.monotonic()
+    with harm(tmp_path / "run", 1, 0, act) as done, pytest.raises(JobError) as caught:
+        run_job(tiny_config(corpus_file, *settings), tmp_path / "run", on_spark)
+    print(caught.value)
+    assert done
+    assert time.monotonic() - began < 60
+    assert "Gave up after 0 retries" in str(caught.value)
+    assert "What was saved is good" in str(caught.value)
+    assert f"replica 1 on {done[0].host}" in str(caught.value) or "Python worker exited" in str(caught.value)
+    assert told in str(caught.value)
