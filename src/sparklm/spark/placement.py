@@ -40,6 +40,11 @@ class OnSpark:
         return f"Spark {self._master}"
 
     @property
+    def session(self) -> SparkSession:
+        """The session that the work runs in."""
+        return self._session
+
+    @property
     def driver_process_id(self) -> int:
         """The driver's JVM."""
         return int(self._context._jvm.java.lang.ProcessHandle.current().pid())

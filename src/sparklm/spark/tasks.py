@@ -69,7 +69,7 @@ def run_query(session: SparkSession, query: Callable[[], DataFrame]) -> list[Row
     try:
         rows = _interruptibly(session, lambda: query().collect())
     except (PySparkException, Py4JJavaError) as error:
-        raise JobError(f"Spark gave up: {_reason(error)}") from error
+        raise JobError(f"Spark gave up: {reason(error)}") from error
     for row in rows:
         if "user_error" in row and row.user_error is not None:
             raise UserError(row.user_error)
@@ -78,7 +78,7 @@ def run_query(session: SparkSession, query: Callable[[], DataFrame]) -> list[Row
     return rows
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """Find the line that says what went wrong among the many that Spark writes."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if "Error" in line or "Exception" in line]

@@ -30,6 +30,7 @@ from sparklm.training.optim import average_decay, build_optimizer, learning_rate
 from sparklm.training.readahead import read_ahead
 from sparklm.training.strategies import Round
 
+EVALUATION_BATCH_SIZE = 32
 _INITIALISATION, _DROPOUT = 1, 2  # what a derived seed is for
 _AFTER_DIVERGENCE = "What was saved before is good. Begin a new run (another --run) with a lower training.learning_rate"
 StepCallback = Callable[[int, float], None]  # called with the step just done and its loss
@@ -167,7 +168,11 @@ class Trainer:
 
 @torch.no_grad()
 def evaluate(
-    model: LanguageModel, stream: TokenStream, windows: Windows, device: torch.device, batch_size: int = 32
+    model: LanguageModel,
+    stream: TokenStream,
+    windows: Windows,
+    device: torch.device,
+    batch_size: int = EVALUATION_BATCH_SIZE,
 ) -> Evaluation | None:
     """Score the targets of a stream's windows; None when there is no window."""
     num_windows = windows.num_windows
