@@ -113,7 +113,7 @@ def judge_cluster(cluster: ClusterFacts, replicas: int, unseen: Sequence[str]) -
             Finding(
                 name="executors",
                 status="warning",
-                seen=f"no probe ran on {count(len(unseen), 'executor')} ({_listing(unseen)}); the rest is about the others",
+                seen=f"no probe ran on {count(len(unseen), 'executor')} ({_listing(unseen)}): nothing is known of it",
                 remedy="run the check again when the cluster has nothing else to do",
             )
         )
@@ -130,8 +130,9 @@ def judge_interpreters(driver: ProcessFacts, workers: Sequence[ProcessFacts]) ->
             seen=f"{driver.python} here, but {_by_host((w.host, f'{w.python} ({w.executable})') for w in others)}",
             remedy="install the same Python on every host and point PYSPARK_PYTHON at it",
         )
-    paths = sorted({worker.executable for worker in workers} or {driver.executable})
-    return Finding(name="Python", status="ok", seen=f"{driver.python} everywhere ({_listing(paths)})")
+    paths = sorted({process.executable for process in (workers or [driver])})
+    where = "everywhere " if workers else ""
+    return Finding(name="Python", status="ok", seen=f"{driver.python} {where}({_listing(paths)})")
 
 
 def judge_packages(driver: ProcessFacts, workers: Sequence[ProcessFacts]) -> list[Finding]:

@@ -41,6 +41,7 @@ from sparklm.spark.doctor import (
     judge_packages,
     judge_threads,
 )
+from sparklm.spark.memory import has_own_limit
 from sparklm.spark.placement import OnSpark
 from sparklm.spark.session import check_java, check_master
 from sparklm.spark.taskmetrics import group_tasks
@@ -131,32 +132,37 @@ def examine_cluster(config: Config, run: Folder, placement: OnSpark) -> list[Fin
     except (JobError, TimeoutError) as error:
         remedy = "see that executors start, and that PYSPARK_PYTHON names a Python that every host has"
         return [*findings, judge_driver_address(cluster), _problem("probe", str(error), remedy)]
-    cluster = read_cluster(context)  # by now, all that dynamic allocation gives
+    cluster = read_cluster(context)  # by now, dynamic allocation has given some
+    if not cluster.executors:
+        return [*findings, _no_executors(cluster)]
     workers, distributed = seen.workers, config.distributed
     largest = max(cluster.executors, key=lambda executor: executor.cores)
-    most_slots = max(
-        sum(executor.slots for executor in cluster.executors if executor.host == host) for host in cluster.hosts
-    )
+    # Each executor has its own limit on YARN and Kubernetes; elsewhere those of one host share its memory.
+    neighbours = [
+        sum(other.slots for other in cluster.executors if other.host == executor.host)
+        for executor in cluster.executors
+        if not has_own_limit(cluster.master)
+    ]
+    at_once = min(distributed.replicas, max(neighbours, default=largest.slots))
     findings += [
         *judge_cluster(cluster, distributed.replicas, seen.unseen),
         judge_driver_address(cluster),
         judge_interpreters(driver, workers),
         *judge_packages(driver, workers),
-        *_judge_memory(config, cluster.master, cluster.properties, workers, min(distributed.replicas, most_slots)),
+        *_judge_memory(config, cluster.master, cluster.properties, workers, at_once),
         judge_threads(replica_threads(config, placement), min(distributed.replicas, largest.slots), largest.cores),
         *judge_exchange(distributed, cluster),
         judge_clocks(workers, seen.asked_at, seen.answered_at),
         judge_gpus(workers, config.training.device),
     ]
-    if any("sparklm" in worker.missing or "pyarrow" in worker.missing for worker in workers):
-        return findings  # no task of ours could run there
-    num_tasks = len(workers)
+    if any(worker.missing for worker in workers):
+        return findings  # our own tasks could not run there
 
     def visit(orders: list[str]) -> list[str]:
         return _bounded_job(context, lambda: run_tasks(placement.session, orders, probe.visit_folder_task))
 
     try:
-        problem, visits = visit_folder(run, visit, num_tasks)
+        problem, visits = visit_folder(run, visit, len(workers))
         return [*findings, judge_folder(run.url, problem, visits)]
     except (JobError, TimeoutError) as error:
         return [*findings, _problem("run folder", str(error), "look at the logs of the executors")]

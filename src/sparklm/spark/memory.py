@@ -36,7 +36,7 @@ class Room:
 
 def room_for_python(master: str, properties: Mapping[str, str], available_bytes: int | None) -> Room:
     """Find the memory that an executor has outside its heap: by its settings, or what is free on its machine."""
-    if master != "yarn" and not master.startswith("k8s://"):
+    if not has_own_limit(master):
         return Room(num_bytes=available_bytes, limit="free on the machine")
     overhead = properties.get("spark.executor.memoryOverhead")
     if overhead is not None:
@@ -52,6 +52,11 @@ def room_for_python(master: str, properties: Mapping[str, str], available_bytes:
         num_bytes += parse_size(python_memory)
         limit += f" and spark.executor.pyspark.memory={python_memory}"
     return Room(num_bytes=num_bytes, limit=limit, setting="spark.executor.memoryOverhead")
+
+
+def has_own_limit(master: str) -> bool:
+    """Whether the cluster manager ends an executor that takes more memory than it was given."""
+    return master == "yarn" or master.startswith("k8s://")
 
 
 def compare_with_room(room: Room, replica_bytes: int, num_replicas: int) -> tuple[str, str]:
