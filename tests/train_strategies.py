@@ -1,6 +1,6 @@
 """A driver of its own for tests: trains every strategy on a master, into folders named after strategy and exchange.
 
-    python -m tests.train_strategies MASTER CORPUS OUT REPLICAS EXCHANGE…
+python -m tests.train_strategies MASTER CORPUS OUT REPLICAS EXCHANGE…
 """
 
 from __future__ import annotations

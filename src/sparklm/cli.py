@@ -394,6 +394,32 @@ def show_config(
         print(f"note: {note}", file=sys.stderr)
 
 
+@app.command()
+def doctor(
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    preset: Preset = None,
+    master: Master = None,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="DIR", help="Where runs are to go; default runs/.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check that a cluster, or this machine, is ready for a job.
+
+    One line for each check: ok, warning or problem, and what to do. Exit code 1 when there is a problem.
+    """
+    from sparklm.spark.doctor import as_lines
+    from sparklm.spark.examination import examine
+    from sparklm.storage import Folder
+
+    resolved = _resolve(preset, config, assignments, {"spark.master": master, "output.run": run}).config
+    findings = examine(resolved, Folder(resolved.output.run or "runs"))
+    print(json.dumps([asdict(finding) for finding in findings], indent=2) if as_json else "\n".join(as_lines(findings)))
+    if any(finding.status == "problem" for finding in findings):
+        raise typer.Exit(1)
+
+
 @app.callback(invoke_without_command=True)
 def _version(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:

@@ -158,7 +158,7 @@ def _begin(config: Config, run: Folder, placement: Placement, watcher: JobWatche
         _tell_short_documents(config, dataset, watcher)
         if config.data.embeddings is not None:
             _write_embeddings(config.data.embeddings, config, dataset, run, placement, watcher)
-        return create_run(run, config, name, dataset.manifest, _threads(config, placement)), dataset
+        return create_run(run, config, name, dataset.manifest, replica_threads(config, placement)), dataset
     except UserError:
         if is_new:
             run.remove()
@@ -238,7 +238,7 @@ def _replicas(config: Config) -> str:
     return f"{distributed.replicas} replicas that meet {when} ({distributed.strategy}), "
 
 
-def _threads(config: Config, placement: Placement) -> int:
+def replica_threads(config: Config, placement: Placement) -> int:
     """Decide the threads of a replica once; results depend on it, so the run keeps it."""
     from_environment = os.environ.get("OMP_NUM_THREADS", "")
     if config.training.threads is not None:

@@ -45,7 +45,7 @@ def place(tmp_path: Path) -> Path:
 
 def test_help_names_every_command_and_answers_without_heavy_imports(tmp_path: Path) -> None:
     text = ok("--help", cwd=tmp_path)
-    for command in ("train", "prepare", "embed", "generate", "predict", "evaluate", "report", "config"):
+    for command in ("train", "prepare", "embed", "generate", "predict", "evaluate", "report", "config", "doctor"):
         assert re.search(rf"^\s*{command}\s+\w", text, re.MULTILINE), command
     program = "import sys, sparklm.cli; print({'torch', 'pyspark', 'pydantic', 'tokenizers'} & set(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
@@ -63,6 +63,7 @@ def test_help_names_every_command_and_answers_without_heavy_imports(tmp_path: Pa
         ("evaluate", ["MODEL", "[CORPUS]", "--json"]),
         ("report", ["RUN"]),
         ("config", ["--set", "--preset", "--json"]),
+        ("doctor", ["--config", "--set", "--preset", "--master", "--run", "--json"]),
     ],
 )
 def test_the_arguments_of_every_command_stay(tmp_path: Path, command: str, options: list[str]) -> None:

@@ -64,7 +64,7 @@ def test_every_preset_and_command_is_in_the_documents() -> None:
     from sparklm.config.seeds import ALIASES, CLUSTER_ALIASES
 
     text = "".join(path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
-    for name in (*PRESETS, "generate", "predict", "evaluate", "report", "prepare", "config"):
+    for name in (*PRESETS, "generate", "predict", "evaluate", "report", "prepare", "config", "doctor"):
         assert name in text
     for key in (*ALIASES, *CLUSTER_ALIASES):
         assert key.rpartition(".")[2] in text, key

@@ -26,7 +26,13 @@ if TYPE_CHECKING:
     from sparklm.spark.placement import OnSpark
 
 pytestmark = pytest.mark.spark
-LONGER = ("model.width=64", "data.stride=2", "training.epochs=1", "training.max_steps=120", "distributed.diloco_steps=40")
+LONGER = (
+    "model.width=64",
+    "data.stride=2",
+    "training.epochs=1",
+    "training.max_steps=120",
+    "distributed.diloco_steps=40",
+)
 
 
 @contextlib.contextmanager

@@ -78,7 +78,7 @@ SYSTEM_PRESETS: dict[str, str] = {
     "model.hiddenSize": "s4-rnn",
 }
 
-_SPARK_OWN_KEYS = {"spark.jars", "spark.files", "spark.archives", "spark.pyFiles"}
+_SPARK_OWN_KEYS = {"spark.speculation", "spark.jars", "spark.files", "spark.archives", "spark.pyFiles"}
 
 
 def translate(key: str, known_keys: Collection[str]) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,9 @@ from sparklm.config import CleaningConfig, Config, DataConfig, SparkConfig
 from sparklm.errors import JobError, TrainingDivergedError
 from sparklm.models import count_parameters
 from sparklm.spark.barrier import RankOrder, barrier_query
+from sparklm.spark.cluster import ClusterFacts, read_cluster, share_of_cores, wait_for_executors
 from sparklm.spark.duplicates import find_duplicates_in_files
+from sparklm.spark.memory import check_executor_memory
 from sparklm.spark.session import start_session
 from sparklm.spark.supervision import Supervisor
 from sparklm.spark.tables import TableCorpus
@@ -20,10 +21,10 @@ from sparklm.storage import Folder
 from sparklm.text.prepare import Corpus, ShardRequest
 from sparklm.training.by_storage import RunTasks, train_by_storage
 from sparklm.training.epoch_end import EpochEnd, epoch_end_orders, epoch_end_task, join_ends
-from sparklm.training.exchange import Cluster, Exchange, choose_exchange
+from sparklm.training.exchange import Exchange, choose_exchange
 from sparklm.training.loop import StepCallback
 from sparklm.training.metrics import ClusterFigures
-from sparklm.training.placement import TrainingWatcher, usable_cores
+from sparklm.training.placement import TrainingWatcher
 from sparklm.training.run import latest_step, read_run
 from sparklm.training.strategies import Round
 
@@ -40,11 +41,17 @@ class OnSpark:
         self._master = spark.master
         self._session: SparkSession = start_session(spark)
         self._exchange = Exchange(kind="storage", reason="nothing was chosen yet")
+        self._facts: ClusterFacts | None = None
 
     @property
     def description(self) -> str:
         """The master."""
         return f"Spark {self._master}"
+
+    @property
+    def session(self) -> SparkSession:
+        """The session that the work runs in."""
+        return self._session
 
     @property
     def driver_process_id(self) -> int:
@@ -53,10 +60,7 @@ class OnSpark:
 
     def default_threads(self, replicas: int) -> int:
         """Share the cores of an executor among the replicas that it may have to run at once."""
-        cores, executors = self._cores_and_executors()
-        task_cpus = int(self._setting("spark.task.cpus", "1"))
-        at_once = min(-(-replicas // executors), max(1, cores // task_cpus))
-        return max(task_cpus, cores // at_once)
+        return share_of_cores(self._cluster(), replicas)
 
     def run_tasks(self, work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
         """Do some orders in each task, as starting a task costs nearly as much as a small order."""
@@ -72,14 +76,15 @@ class OnSpark:
         return TableCorpus(self._session, data, cleaning)
 
     def prepare_training(self, config: Config, vocab_size: int, threads: int, watcher: TrainingWatcher) -> None:
-        """Choose how replicas meet."""
+        """See that replicas fit into memory, and choose how they meet."""
         self._watcher = watcher
-        cluster = Cluster(
-            slots=self._slots(),
-            is_dynamic=self._setting("spark.dynamicAllocation.enabled", "false") == "true",
-        )
-        self._exchange = choose_exchange(config, cluster, count_parameters(config, vocab_size), threads)
-        if config.distributed.replicas > 1:
+        cluster, replicas = self._cluster(), config.distributed.replicas
+        at_once = -(-replicas // max(1, len(cluster.executors)))
+        most_slots = max((executor.slots for executor in cluster.executors), default=1)
+        check_executor_memory(self._session, config, vocab_size, min(at_once, most_slots))
+        num_parameters = count_parameters(config, vocab_size)
+        self._exchange = choose_exchange(config, cluster.for_meetings, num_parameters, threads)
+        if replicas > 1:
             watcher.note(f"replicas meet by {self._exchange.kind}: {self._exchange.reason}")
 
     def train(
@@ -167,21 +172,10 @@ class OnSpark:
 
         return run_watched
 
-    def _cores_and_executors(self) -> tuple[int, int]:
-        """Count the cores of one executor, and the executors there are now."""
-        local = re.fullmatch(r"local(?:\[(\*|\d+)(?:,\s*\d+)?\])?", self._master)
-        if local is not None:
-            return (usable_cores() if local[1] == "*" else int(local[1] or 1)), 1
-        executors = self._context._jsc.sc().statusTracker().getExecutorInfos()
-        return int(self._setting("spark.executor.cores", "1")), max(1, len(executors) - 1)
-
-    def _slots(self) -> int:
-        """Count the tasks that can run at once."""
-        cores, executors = self._cores_and_executors()
-        return executors * max(1, cores // int(self._setting("spark.task.cpus", "1")))
-
-    def _setting(self, name: str, default: str) -> str:
-        return str(self._context.getConf().get(name, default))
+    def _cluster(self) -> ClusterFacts:
+        """Look at the executors; the first time, wait until they are there."""
+        self._facts = wait_for_executors(self._context) if self._facts is None else read_cluster(self._context)
+        return self._facts
 
     @property
     def _most_tasks(self) -> int:

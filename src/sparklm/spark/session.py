@@ -40,8 +40,8 @@ appender.stderr.layout.pattern = spark: %p %c{1}: %m%n%ex{0}
 """
 
 
-def check_java() -> None:
-    """Make sure that there is a Java virtual machine that Spark can use."""
+def check_java() -> str:
+    """Make sure that there is a Java virtual machine that Spark can use, and give its version."""
     java = os.path.join(os.environ["JAVA_HOME"], "bin", "java") if os.environ.get("JAVA_HOME") else "java"
     if shutil.which(java) is None:
         raise UserError(
@@ -59,12 +59,14 @@ def check_java() -> None:
             f"Spark needs Java {OLDEST_JAVA} or newer, but {java} is Java {version[1]}. Install a newer one, or point "
             f"JAVA_HOME at it. {_WITHOUT_JAVA}"
         )
+    return version[1] if version is not None else "of unknown version"
 
 
 def start_session(spark: SparkConfig) -> SparkSession:
     """Start Spark, or join the session that is already running in this process."""
     check_master(spark.master)
     check_java()
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -81,9 +83,10 @@ def start_session(spark: SparkConfig) -> SparkSession:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.default_int_handler)
         return session
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:
+        reason = str(error).strip().splitlines()[0]
         raise JobError(
-            f"Spark does not start with master {spark.master!r}; its own words are above: {error}"
+            f"Spark does not start with master {spark.master!r}; its own words are above: {reason}"
         ) from error
 
 

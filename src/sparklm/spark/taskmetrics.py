@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from sparklm.training.metrics import ClusterFigures
@@ -23,7 +24,7 @@ def job_group_figures(context: Any, group: str) -> ClusterFigures:
 def _read_figures(context: Any, group: str) -> ClusterFigures:
     """Sum up every task of every job in a group, and read the driver's memory."""
     context._jsc.sc().listenerBus().waitUntilEmpty(_EVENTS_TIMEOUT_MS)
-    tasks = list(_tasks(context, group))
+    tasks = list(group_tasks(context, group))
     durations = [_option(task.duration()) for task in tasks]
     measured = [float(duration) for duration in durations if duration is not None]
     metrics = [metric for metric in (_option(task.taskMetrics()) for task in tasks) if metric is not None]
@@ -45,7 +46,8 @@ def _read_figures(context: Any, group: str) -> ClusterFigures:
     )
 
 
-def _tasks(context: Any, group: str) -> Any:
+def group_tasks(context: Any, group: str) -> Iterator[Any]:
+    """Give Spark's record of every attempt at every task of a group's jobs."""
     store = context._jsc.sc().statusStore()
     for job_id in context.statusTracker().getJobIdsForGroup(group):
         stage_ids = store.job(job_id).stageIds()

@@ -78,7 +78,7 @@ def run_query(session: SparkSession, query: Callable[[], DataFrame], watch: Watc
     try:
         rows = _interruptibly(session, lambda: query().collect(), watch)
     except (PySparkException, Py4JError) as error:
-        raise JobError(f"Spark gave up: {_reason(error)}") from error
+        raise JobError(f"Spark gave up: {reason(error)}") from error
     for row in rows:
         if "user_error" in row and row.user_error is not None:
             raise UserError(row.user_error)
@@ -87,7 +87,7 @@ def run_query(session: SparkSession, query: Callable[[], DataFrame], watch: Watc
     return rows
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """Find the lines that say what went wrong, and to which task, among the many that Spark writes."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lost = re.search(r"Lost task (\d+)\.\d+ in stage \S+ \(TID \d+\) \((\S+) executor (\S+)\)", str(error))

@@ -31,6 +31,7 @@ from sparklm.training.readahead import read_ahead
 from sparklm.training.strategies import Round, outer_step
 from sparklm.training.vectors import Codec, flatten, unflatten
 
+EVALUATION_BATCH_SIZE = 32
 _INITIALISATION, _DROPOUT = 1, 2  # what a derived seed is for
 _AFTER_DIVERGENCE = "What was saved before is good. Begin a new run (another --run) with a lower training.learning_rate"
 StepCallback = Callable[[int, float], None]  # called with the step just done and its loss
@@ -300,7 +301,7 @@ def tally_windows(
     device: torch.device,
     numbers: range,
     on_batch: Callable[[], None] | None = None,
-    batch_size: int = 32,
+    batch_size: int = EVALUATION_BATCH_SIZE,
 ) -> Tally:
     """Score the targets of some of a stream's windows."""
     was_training = model.training

@@ -75,7 +75,7 @@ def build_optimizer(model: nn.Module, training: TrainingConfig) -> Optimizers:
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if training.optimizer != "muon":
         return Optimizers([_common(list(named.values()), training, training.optimizer)])
-    hidden = {name for name, parameter in named.items() if parameter.dim() == 2 and _is_hidden(name)}
+    hidden = {name for name, parameter in named.items() if is_for_muon(name, parameter)}
     muon = Muon(
         [named[name] for name in named if name in hidden],
         lr=training.learning_rate,
@@ -100,8 +100,9 @@ def _common(parameters: Sequence[nn.Parameter], training: TrainingConfig, name: 
     return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True)
 
 
-def _is_hidden(name: str) -> bool:
-    return not any(part in name for part in _NOT_HIDDEN)
+def is_for_muon(name: str, parameter: nn.Parameter) -> bool:
+    """Whether a parameter is a matrix inside the network, and not at one of its two ends."""
+    return parameter.dim() == 2 and not any(part in name for part in _NOT_HIDDEN)
 
 
 def learning_rate(step: int, total_steps: int, training: TrainingConfig) -> float:

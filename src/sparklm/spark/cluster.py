@@ -1,0 +1,103 @@
+"""The executors of a Spark application, as its driver knows them."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from sparklm.training.exchange import Cluster
+
+EXECUTORS_SECONDS = 40.0
+_SETTLE_SECONDS = 2.0  # without a new executor, after which they count as all there
+
+
+class ExecutorFacts(BaseModel):
+    """An executor, as Spark knows it."""
+
+    model_config = ConfigDict(frozen=True)
+    executor_id: str
+    host: str
+    cores: int
+    slots: int
+
+
+class ClusterFacts(BaseModel):
+    """What the driver knows of its Spark application."""
+
+    model_config = ConfigDict(frozen=True)
+    master: str
+    spark_version: str
+    driver_host: str
+    executors: list[ExecutorFacts]
+    properties: dict[str, str]
+
+    @property
+    def slots(self) -> int:
+        """Tasks that can run at once, now."""
+        return sum(executor.slots for executor in self.executors)
+
+    @property
+    def hosts(self) -> list[str]:
+        """The machines of the executors."""
+        return sorted({executor.host for executor in self.executors})
+
+    @property
+    def for_meetings(self) -> Cluster:
+        """What matters of it when replicas are to meet."""
+        return Cluster(slots=self.slots, is_dynamic=self.has_dynamic_allocation)
+
+    @property
+    def has_dynamic_allocation(self) -> bool:
+        """Whether executors come and go."""
+        return self.properties.get("spark.dynamicAllocation.enabled", "false").lower() == "true"
+
+
+def wait_for_executors(context: Any, seconds: float = EXECUTORS_SECONDS) -> ClusterFacts:
+    """Wait until executors are there and no more come; give what there is when the time is over."""
+    cluster = read_cluster(context)
+    wanted = int(cluster.properties.get("spark.executor.instances", "1"))
+    deadline = time.monotonic() + seconds
+    changed = time.monotonic()
+    while not cluster.master.startswith("local") or not cluster.executors:
+        is_settled = len(cluster.executors) >= wanted and time.monotonic() - changed > _SETTLE_SECONDS
+        if is_settled or cluster.has_dynamic_allocation or time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
+        before, cluster = cluster, read_cluster(context)
+        if len(cluster.executors) != len(before.executors):
+            changed = time.monotonic()
+    return cluster
+
+
+def read_cluster(context: Any) -> ClusterFacts:
+    """Read what the driver knows of its executors (the status store works with the UI off)."""
+    found = context._jsc.sc().statusStore().executorList(True)
+    summaries = [found.apply(number) for number in range(found.size())]
+    is_local = re.fullmatch(r"local(\[.*\])?", context.master) is not None
+    return ClusterFacts(
+        master=context.master,
+        spark_version=context.version,
+        driver_host=context.getConf().get("spark.driver.host", "unknown"),
+        executors=[
+            ExecutorFacts(
+                executor_id=summary.id(),
+                host=summary.hostPort().rpartition(":")[0],
+                cores=summary.totalCores(),
+                slots=summary.maxTasks(),
+            )
+            for summary in summaries
+            if (summary.id() == "driver") == is_local
+        ],
+        properties=dict(context.getConf().getAll()),
+    )
+
+
+def share_of_cores(cluster: ClusterFacts, replicas: int) -> int:
+    """Give the threads of each of so many replicas: the cores of an executor, shared by those it may run at once."""
+    executors = cluster.executors or [ExecutorFacts(executor_id="", host="", cores=1, slots=1)]
+    least = min(executors, key=lambda executor: executor.cores)
+    at_once = max(1, min(-(-replicas // len(executors)), least.slots))
+    return max(1, least.cores // at_once)

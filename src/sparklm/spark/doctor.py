@@ -1,0 +1,299 @@
+"""What is right and wrong with a place for a job: facts in, findings out, nothing touched.
+
+`examination.py` gathers the facts. A finding is ok, a warning (the job runs, but not as it might), or a problem (it
+would fail), and then says what to do.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from sparklm.config import Config
+from sparklm.errors import UserError
+from sparklm.job import count
+from sparklm.spark.cluster import ClusterFacts
+from sparklm.spark.memory import compare_with_room, room_for_python
+from sparklm.training.exchange import choose_exchange
+from sparklm.training.memory import in_mib
+
+_MOST_CLOCK_SECONDS = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One check: its name, how it went, what was seen, and what to do."""
+
+    name: str
+    status: Literal["ok", "warning", "problem"]
+    seen: str
+    remedy: str = ""
+
+
+class ProcessFacts(BaseModel):
+    """What a Python process told of itself and its machine (probe.look_around)."""
+
+    model_config = ConfigDict(frozen=True)
+    host: str
+    executable: str
+    python: str
+    versions: dict[str, str]
+    missing: dict[str, str]
+    cores: int
+    memory_bytes: int
+    available_bytes: int | None
+    clock: float
+    gpus: list[str]
+
+
+class VisitFacts(BaseModel):
+    """What became of a worker's visit to the run folder."""
+
+    model_config = ConfigDict(frozen=True)
+    host: str
+    problem: str  # why the worker could not read the driver's file or write its own; empty when it could
+    is_seen_by_driver: bool
+
+
+def judge_cluster(cluster: ClusterFacts, replicas: int, unseen: Sequence[str]) -> list[Finding]:
+    """Judge the slots that there are, and whether every executor was looked at."""
+    cores = sorted({executor.cores for executor in cluster.executors})
+    shown_cores = " or ".join(map(str, cores))
+    executors = count(len(cluster.executors), "executor")
+    seen = (
+        f"{count(cluster.slots, 'task slot')} on {executors} with {shown_cores} {'core' if cores == [1] else 'cores'} "
+        f"each, on {count(len(cluster.hosts), 'host')} ({_listing(cluster.hosts)})"
+    )
+    findings = []
+    if cluster.slots < replicas:
+        remedy = f"for all at once use more or larger executors, or distributed.replicas={cluster.slots}"
+        seen = f"{seen}; {replicas} replicas take turns in them"
+        findings.append(Finding(name="slots", status="warning", seen=seen, remedy=remedy))
+    else:
+        findings.append(Finding(name="slots", status="ok", seen=seen))
+    if unseen:
+        findings.append(
+            Finding(
+                name="executors",
+                status="warning",
+                seen=f"no probe ran on {count(len(unseen), 'executor')} ({_listing(unseen)}): nothing is known of it",
+                remedy="run the check again when the cluster has nothing else to do",
+            )
+        )
+    return findings
+
+
+def judge_interpreters(driver: ProcessFacts, workers: Sequence[ProcessFacts]) -> Finding:
+    """Workers must run the driver's Python; another path is no fault."""
+    others = [worker for worker in workers if worker.python != driver.python]
+    if others:
+        return Finding(
+            name="Python",
+            status="problem",
+            seen=f"{driver.python} here, but {_by_host((w.host, f'{w.python} ({w.executable})') for w in others)}",
+            remedy="install the same Python on every host and point PYSPARK_PYTHON at it",
+        )
+    paths = sorted({process.executable for process in (workers or [driver])})
+    where = "everywhere " if workers else ""
+    return Finding(name="Python", status="ok", seen=f"{driver.python} {where}({_listing(paths)})")
+
+
+def judge_packages(driver: ProcessFacts, workers: Sequence[ProcessFacts]) -> list[Finding]:
+    """Every package must be there, in the driver's version: other versions may compute other bits."""
+    findings = []
+    for name in [*driver.versions, *driver.missing]:
+        here = driver.versions.get(name)
+        lacking = [process for process in (driver, *workers) if name in process.missing]
+        others = [worker for worker in workers if worker.versions.get(name, here) != here]
+        if lacking:
+            findings.append(
+                Finding(
+                    name=name,
+                    status="problem",
+                    seen=f"cannot be imported on {_by_host((p.host, p.missing[name]) for p in lacking)}",
+                    remedy="install sparklm with its dependencies there, at the same path on every host, or point "
+                    "PYSPARK_PYTHON at a Python that has them",
+                )
+            )
+        elif others:
+            findings.append(
+                Finding(
+                    name=name,
+                    status="problem",
+                    seen=f"{here} here, but {_by_host((w.host, w.versions[name]) for w in others)}",
+                    remedy=f"install {name}=={here} there; results are the same only with the same versions",
+                )
+            )
+        else:
+            findings.append(Finding(name=name, status="ok", seen=f"{here}{' everywhere' if workers else ''}"))
+    return findings
+
+
+def judge_hosts(processes: Sequence[ProcessFacts]) -> Finding:
+    """Say what machines there are."""
+    shown = {(process.host, f"{count(process.cores, 'core')}, {in_mib(process.memory_bytes)}") for process in processes}
+    return Finding(name="hosts", status="ok", seen=_by_host(shown))
+
+
+def judge_memory(
+    master: str,
+    properties: Mapping[str, str],
+    processes: Sequence[ProcessFacts],
+    replica_bytes: int,
+    replicas_at_once: int,
+) -> Finding:
+    """Replicas must fit beside the heap of an executor, or into what is free on the fullest machine."""
+    available = [process.available_bytes for process in processes if process.available_bytes is not None]
+    room = room_for_python(master, properties, min(available, default=None))
+    seen, remedy = compare_with_room(room, replica_bytes, replicas_at_once)
+    return Finding(name="memory", status="problem" if remedy else "ok", seen=seen, remedy=remedy)
+
+
+def judge_threads(threads: int, replicas: int, cores: int) -> Finding:
+    """Compare the threads of the replicas that an executor may have at once with its cores."""
+    who = "a replica computes" if replicas == 1 else f"{replicas} replicas on one executor compute"
+    seen = f"{who} with {count(threads, 'thread')}{'' if replicas == 1 else ' each'}, on {count(cores, 'core')}"
+    fitting = max(1, cores // replicas)
+    if threads == fitting or (threads < fitting and threads > 1):
+        return Finding(name="threads", status="ok", seen=seen)
+    return Finding(name="threads", status="warning", seen=seen, remedy=f"use --set training.threads={fitting}")
+
+
+def judge_exchange(config: Config, cluster: ClusterFacts, num_parameters: int, threads: int) -> list[Finding]:
+    """Say how replicas can meet here, and what Spark's own settings mean for them."""
+    findings = []
+    if cluster.has_dynamic_allocation:
+        findings.append(
+            Finding(
+                name="dynamic allocation",
+                status="ok",
+                seen="on: executors come and go, so the slots above are only those of now; rounds by storage bear it",
+            )
+        )
+    if cluster.properties.get("spark.speculation", "false").lower() == "true":
+        findings.append(
+            Finding(
+                name="speculation",
+                status="ok",
+                seen="on: Spark may train a slow replica twice, with the same result",
+            )
+        )
+    try:
+        exchange = choose_exchange(config, cluster.for_meetings, num_parameters, threads)
+    except UserError as error:
+        remedy = "use --set distributed.exchange=storage, which works everywhere"
+        return [*findings, Finding(name="exchange", status="problem", seen=str(error), remedy=remedy)]
+    obstacle = cluster.for_meetings.why_no_barrier(config.distributed.replicas)
+    others = "both exchanges are possible" if obstacle is None else f"no collective: {obstacle}"
+    return [*findings, Finding(name="exchange", status="ok", seen=f"{exchange.kind}: {exchange.reason} ({others})")]
+
+
+def judge_folder(address: str, driver_problem: str, visits: Sequence[VisitFacts]) -> Finding:
+    """The run folder must be one and the same place for the driver and all workers."""
+    if driver_problem:
+        remedy = "choose another --run"
+        return Finding(name="run folder", status="problem", seen=f"{address}: {driver_problem}", remedy=remedy)
+    is_local = "://" not in address
+    remedy = (
+        "this is a path on a local disk, and every host has its own: use storage that all hosts reach, such as a "
+        "shared disk, s3:// or hdfs://"
+        if is_local
+        else "see that every host may read and write there"
+    )
+    failed = [visit for visit in visits if visit.problem]
+    if failed:
+        seen = f"{address} is not the same place for {_by_host((v.host, v.problem) for v in failed)}"
+        return Finding(name="run folder", status="problem", seen=seen, remedy=remedy)
+    lost = sorted({visit.host for visit in visits if not visit.is_seen_by_driver})
+    if lost:
+        seen = f"{address}: what {_listing(lost)} wrote cannot be read here"
+        return Finding(name="run folder", status="problem", seen=seen, remedy=remedy)
+    hosts = {visit.host for visit in visits}
+    who = f"the driver and {count(len(hosts), 'host')} read what the other wrote" if hosts else "can be written"
+    return Finding(name="run folder", status="ok", seen=f"{address}: {who}")
+
+
+def judge_clocks(workers: Sequence[ProcessFacts], asked_at: float, answered_at: float) -> Finding:
+    """Clocks must lie, but for some seconds, between question and answer."""
+    off = {worker.host: max(asked_at - worker.clock, worker.clock - answered_at) for worker in workers}
+    wrong = {host: seconds for host, seconds in off.items() if seconds > _MOST_CLOCK_SECONDS}
+    if wrong:
+        return Finding(
+            name="clocks",
+            status="warning",
+            seen=f"off by {_by_host((host, f'{seconds:.0f} s') for host, seconds in wrong.items())}",
+            remedy="set the clocks by NTP; times in logs and file dates would mislead",
+        )
+    return Finding(name="clocks", status="ok", seen="agree within some seconds")
+
+
+def judge_driver_address(cluster: ClusterFacts) -> Finding:
+    """Executors elsewhere must be able to call the driver back."""
+    address = cluster.driver_host
+    if is_loopback(address) and not all(is_loopback(host) for host in cluster.hosts):
+        return Finding(
+            name="driver address",
+            status="problem",
+            seen=f"executors on {_listing(cluster.hosts)} are to call the driver at {address}, which is themselves",
+            remedy="use --set spark.driver.host=ADDRESS with one that they reach, and unset SPARK_LOCAL_IP",
+        )
+    return Finding(name="driver address", status="ok", seen=address)
+
+
+def judge_gpus(processes: Sequence[ProcessFacts], wanted: str) -> Finding:
+    """Say which GPUs torch sees; where one is demanded, every worker must have it."""
+    without = sorted({process.host for process in processes if not process.gpus})
+    if wanted == "cuda" and without:
+        return Finding(
+            name="GPUs",
+            status="problem",
+            seen=f"training.device=cuda, but torch sees no GPU on {_listing(without)}",
+            remedy="use --set training.device=auto, or install torch with CUDA and a driver there",
+        )
+    found = sorted({(process.host, ", ".join(process.gpus)) for process in processes if process.gpus})
+    if found and without:
+        seen = f"{_by_host(found)}; none on {_listing(without)}"
+        remedy = "replicas on different devices compute different bits: use hosts of one kind, or training.device=cpu"
+        return Finding(name="GPUs", status="warning", seen=seen, remedy=remedy)
+    return Finding(name="GPUs", status="ok", seen=_by_host(found) if found else "none; training on CPUs")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address means the machine that asks.
+
+    >>> is_loopback("127.0.1.1"), is_loopback("localhost"), is_loopback("10.0.0.1"), is_loopback("node1")
+    (True, True, False, False)
+    """
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def as_lines(findings: Sequence[Finding]) -> list[str]:
+    """Write findings for people, with their sum at the end."""
+    width = max(len(finding.name) for finding in findings)
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.status:<7}  {finding.name:<{width}}  {finding.seen}")
+        if finding.remedy:
+            lines.append(f"{'':<7}  {'':<{width}}  → {finding.remedy}")
+    statuses = [finding.status for finding in findings]
+    problems, warnings = statuses.count("problem"), statuses.count("warning")
+    return [
+        *lines,
+        f"{count(problems, 'problem')}, {count(warnings, 'warning')}" if problems + warnings else "all is well",
+    ]
+
+
+def _listing(names: Sequence[str], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _by_host(pairs: Iterable[tuple[str, str]]) -> str:
+    return _listing([f"{host}: {text}" for host, text in sorted(set(pairs))])

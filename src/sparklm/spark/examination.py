@@ -1,0 +1,312 @@
+"""The pre-flight check: start a session, look around on every executor, and hand what was seen to doctor.py.
+
+Nothing is trained, and what is written is taken away again. Every wait ends: a master that does not answer, executors
+that do not come and tasks that do not end are findings, each within about a minute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from sparklm.config import Config
+from sparklm.errors import JobError, UserError
+from sparklm.models import count_parameters
+from sparklm.spark import probe
+from sparklm.spark.cluster import EXECUTORS_SECONDS, ClusterFacts, read_cluster, wait_for_executors
+from sparklm.spark.doctor import (
+    Finding,
+    ProcessFacts,
+    VisitFacts,
+    is_loopback,
+    judge_clocks,
+    judge_cluster,
+    judge_driver_address,
+    judge_exchange,
+    judge_folder,
+    judge_gpus,
+    judge_hosts,
+    judge_interpreters,
+    judge_memory,
+    judge_packages,
+    judge_threads,
+)
+from sparklm.spark.memory import has_own_limit
+from sparklm.spark.placement import OnSpark
+from sparklm.spark.session import check_java, check_master
+from sparklm.spark.taskmetrics import group_tasks
+from sparklm.spark.tasks import reason, run_tasks
+from sparklm.storage import Folder
+from sparklm.training.memory import estimate_replica_bytes
+
+_CONNECT_SECONDS = 5.0
+_START_SECONDS = 60.0
+_PROBE_SECONDS = 120.0
+_GROUP = "sparklm doctor"
+_DEFAULT_PORTS = {"spark": 7077, "k8s": 443}
+_ASSUMED_VOCABULARIES = {"byte": 257, "gpt2": 50_257}
+_LARGEST_VOCABULARY = 32_768  # that bpe and word choose by themselves
+Value = TypeVar("Value")
+
+
+class Probe(BaseModel):
+    """What the probe tasks told, when they were asked, and which executors none of them ran on."""
+
+    model_config = ConfigDict(frozen=True)
+    workers: list[ProcessFacts]
+    asked_at: float
+    answered_at: float
+    unseen: list[str]
+
+
+def examine(config: Config, run: Folder) -> list[Finding]:
+    """Check the place that a job with these settings would run in."""
+    run = run.absolute()
+    if config.spark.master == "none":
+        return examine_here(config, run)
+    check_master(config.spark.master)
+    try:
+        findings = [Finding(name="Java", status="ok", seen=check_java())]
+    except UserError as error:
+        return [_problem("Java", str(error), "--master none needs no Java")]
+    silence = master_silence(config.spark.master)
+    if silence is not None:
+        return [*findings, _problem("master", silence, "see that it runs, and that its address and port are right")]
+    try:
+        placement = within(_START_SECONDS, lambda: OnSpark(config.spark))
+    except JobError as error:
+        return [
+            *findings,
+            _problem("master", str(error), "see what Spark said above"),
+        ]
+    except TimeoutError:
+        seen = f"{config.spark.master}: Spark did not start within {_START_SECONDS:.0f} s"
+        return [*findings, _problem("master", seen, "see that the cluster manager runs and has room for one more job")]
+    try:
+        return [*findings, *examine_cluster(config, run, placement)]
+    finally:
+        placement.stop()
+
+
+def examine_here(config: Config, run: Folder) -> list[Finding]:
+    """Check this process alone, as `--master none` uses no other."""
+    from sparklm.job import replica_threads
+    from sparklm.training.placement import InProcess
+
+    driver = _look_around_here()
+    problem, visits = visit_folder(run, lambda orders: [], 0)
+    return [
+        judge_interpreters(driver, []),
+        *judge_packages(driver, []),
+        *_judge_memory(config, "none", {}, [driver], 1),
+        judge_threads(replica_threads(config, InProcess()), 1, driver.cores),
+        judge_folder(run.url, problem, visits),
+        judge_gpus([driver], config.training.device),
+    ]
+
+
+def examine_cluster(config: Config, run: Folder, placement: OnSpark) -> list[Finding]:
+    """Check a session that has started, and the executors that it has."""
+    from sparklm.job import replica_threads
+
+    context: Any = placement.session.sparkContext
+    cluster = wait_for_executors(context)
+    findings = [Finding(name="master", status="ok", seen=f"Spark {cluster.spark_version}, {cluster.master}")]
+    if not cluster.executors and not cluster.has_dynamic_allocation:
+        return [*findings, judge_driver_address(cluster), _no_executors(cluster)]
+    driver = _look_around_here()
+    try:
+        seen = look_around(context, max(1, cluster.slots) if not cluster.master.startswith("local") else 1)
+    except (JobError, TimeoutError) as error:
+        remedy = "see that executors start, and that PYSPARK_PYTHON names a Python that every host has"
+        return [*findings, judge_driver_address(cluster), _problem("probe", str(error), remedy)]
+    cluster = read_cluster(context)  # by now, dynamic allocation has given some
+    if not cluster.executors:
+        return [*findings, _no_executors(cluster)]
+    workers, distributed = seen.workers, config.distributed
+    largest = max(cluster.executors, key=lambda executor: executor.cores)
+    # Each executor has its own limit on YARN and Kubernetes; elsewhere those of one host share its memory.
+    neighbours = [
+        sum(other.slots for other in cluster.executors if other.host == executor.host)
+        for executor in cluster.executors
+        if not has_own_limit(cluster.master)
+    ]
+    at_once = min(distributed.replicas, max(neighbours, default=largest.slots))
+    threads = replica_threads(config, placement)
+    findings += [
+        *judge_cluster(cluster, distributed.replicas, seen.unseen),
+        judge_driver_address(cluster),
+        judge_interpreters(driver, workers),
+        *judge_packages(driver, workers),
+        *_judge_memory(config, cluster.master, cluster.properties, workers, at_once),
+        judge_threads(threads, min(distributed.replicas, largest.slots), largest.cores),
+        *judge_exchange(config, cluster, count_parameters(config, expected_vocab_size(config)), threads),
+        judge_clocks(workers, seen.asked_at, seen.answered_at),
+        judge_gpus(workers, config.training.device),
+    ]
+    if any(worker.missing for worker in workers):
+        return findings  # our own tasks could not run there
+
+    def visit(orders: list[str]) -> list[str]:
+        return _bounded_job(context, lambda: run_tasks(placement.session, orders, probe.visit_folder_task))
+
+    try:
+        problem, visits = visit_folder(run, visit, len(workers))
+        return [*findings, judge_folder(run.url, problem, visits)]
+    except (JobError, TimeoutError) as error:
+        return [*findings, _problem("run folder", str(error), "look at the logs of the executors")]
+
+
+def master_silence(master: str) -> str | None:
+    """Say that nothing listens where a master should be, long before Spark would; None when something does."""
+    kind, _, rest = master.partition("://")
+    if kind not in _DEFAULT_PORTS:
+        return None
+    errors = []
+    for place in rest.partition("//")[2].split(",") if "//" in rest else rest.split(","):
+        host, _, port = place.rstrip("/").partition("/")[0].rpartition(":")
+        host, port = (host, port) if host and port.isdecimal() else (place, str(_DEFAULT_PORTS[kind]))
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS):
+                return None
+        except OSError as error:
+            errors.append(f"{host}:{port}: {error.strerror or error}")
+    return f"{master} does not answer ({'; '.join(errors)})"
+
+
+def look_around(context: Any, num_tasks: int) -> Probe:
+    """Ask a task in every slot what it sees, by code that needs nothing but Python on the worker."""
+    from pyspark import cloudpickle
+
+    def ask() -> list[str]:
+        cloudpickle.register_pickle_by_value(probe)
+        try:
+            return list(context.parallelize([""] * num_tasks, num_tasks).map(probe.look_around).collect())
+        finally:
+            cloudpickle.unregister_pickle_by_value(probe)
+
+    asked_at = time.time()
+    answers = _bounded_job(context, ask)
+    answered_at = time.time()
+    executors = {executor.executor_id for executor in read_cluster(context).executors}
+    context._jsc.sc().listenerBus().waitUntilEmpty(10_000)
+    return Probe(
+        workers=[ProcessFacts.model_validate_json(answer) for answer in answers],
+        asked_at=asked_at,
+        answered_at=answered_at,
+        unseen=sorted(executors - {task.executorId() for task in group_tasks(context, _GROUP)}),
+    )
+
+
+def visit_folder(
+    run: Folder, visit: Callable[[list[str]], Sequence[str]], num_tasks: int
+) -> tuple[str, list[VisitFacts]]:
+    """Let the driver and tasks leave files for each other; give the driver's own problem, and the tasks' visits."""
+    name = f".doctor-{uuid.uuid4().hex}"
+    folder, is_new = run / name, True
+    written = [f"task-{number}" for number in range(num_tasks)]
+    try:
+        is_new = not run.exists()
+        folder.write_text("driver", name)
+        requests = [probe.visit_order(folder=folder.url, read="driver", write=file, text=name) for file in written]
+        visits = [
+            VisitFacts(**json.loads(answer), is_seen_by_driver=folder.exists(file))
+            for file, answer in zip(written, visit(requests), strict=True)
+        ]
+        return "", visits
+    except (OSError, UserError) as error:
+        return str(error), []
+    finally:
+        with contextlib.suppress(OSError, UserError):
+            folder.remove()
+            if is_new and not run.names():
+                run.remove()
+
+
+def within(seconds: float, work: Callable[[], Value]) -> Value:
+    """Do some work in a thread, and wait for it only so long. Raises TimeoutError; the work is left to itself then."""
+    outcome: list[Value] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(work())
+        except BaseException as error:  # noqa: BLE001 (raised again below, in the thread that waits)
+            failure.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError(f"no answer within {seconds:.0f} s")
+    if failure:
+        raise failure[0]
+    return outcome[0]
+
+
+def _bounded_job(context: Any, work: Callable[[], Value]) -> Value:
+    """Run Spark jobs for a limited time, and end them when it is over."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    def run() -> Value:
+        context.setJobGroup(_GROUP, "sparklm: looking around")
+        return work()
+
+    try:
+        return within(_PROBE_SECONDS, run)
+    except TimeoutError as error:
+        context.setLogLevel("OFF")  # what a cancelled job has to say would bury what we say
+        context.cancelAllJobs()
+        raise TimeoutError(f"tasks did not end within {_PROBE_SECONDS:.0f} s") from error
+    except (PySparkException, Py4JJavaError) as error:
+        raise JobError(f"Spark gave up: {reason(error)}") from error
+
+
+def _look_around_here() -> ProcessFacts:
+    return ProcessFacts.model_validate_json(probe.look_around(""))
+
+
+def _judge_memory(
+    config: Config, master: str, properties: Mapping[str, str], processes: Sequence[ProcessFacts], replicas_at_once: int
+) -> list[Finding]:
+    """Say what hosts have, and whether the replicas of this config fit there."""
+    vocab_size = expected_vocab_size(config)
+    estimate = estimate_replica_bytes(config, vocab_size)
+    finding = judge_memory(master, properties, processes, estimate.total, replicas_at_once)
+    seen = f"{finding.seen}; {estimate.num_parameters:,} parameters with a vocabulary of {vocab_size:,}"
+    return [judge_hosts(processes), replace(finding, seen=seen)]
+
+
+def expected_vocab_size(config: Config) -> int:
+    """Give the size of the vocabulary: a dataset's own, the one that is set, or the largest that may be chosen."""
+    from sparklm.text.shards import Dataset, is_dataset
+
+    data = config.data
+    if data.corpus is not None and is_dataset(data.corpus):
+        return Dataset(Folder(data.corpus)).manifest.vocab_size
+    return _ASSUMED_VOCABULARIES.get(data.tokenizer) or data.vocab_size or _LARGEST_VOCABULARY
+
+
+def _no_executors(cluster: ClusterFacts) -> Finding:
+    seen = f"{cluster.master} gave no executor within {EXECUTORS_SECONDS:.0f} s"
+    remedy = (
+        "see whether it has workers with free cores and memory: other jobs may hold them, or spark.executor.memory "
+        "or spark.executor.cores be more than a worker has"
+    )
+    if is_loopback(cluster.driver_host):
+        remedy += f"; executors elsewhere cannot call the driver back at {cluster.driver_host}: set spark.driver.host"
+    return _problem("slots", seen, remedy)
+
+
+def _problem(name: str, seen: str, remedy: str) -> Finding:
+    return Finding(name=name, status="problem", seen=seen, remedy=remedy)

@@ -1,0 +1,80 @@
+"""What a process sees of itself and its machine.
+
+`look_around` is sent to workers as code rather than by name, because its first question is whether sparklm is there at
+all: so this module imports, at its top, nothing that is not in Python itself. `visit_folder_task` is sent by name, like
+all work of a job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import sys
+import time
+
+PACKAGES = ("sparklm", "torch", "pyarrow", "pandas", "numpy")
+
+
+def look_around(order: str) -> str:
+    """Say which Python this is, what it can import, and what its machine has."""
+    import importlib
+    import importlib.metadata
+
+    clock = time.time()
+    versions: dict[str, str] = {}
+    missing: dict[str, str] = {}
+    for name in PACKAGES:
+        try:
+            module = importlib.import_module(name)
+            versions[name] = str(getattr(module, "__version__", None) or importlib.metadata.version(name))
+        except Exception as error:  # noqa: BLE001 (whatever keeps a package from being used is the finding)
+            missing[name] = f"{type(error).__name__}: {error}"
+    gpus: list[str] = []
+    if "torch" in versions:
+        import torch
+
+        gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    facts = {
+        "host": socket.gethostname(),
+        "executable": sys.executable,
+        "python": platform.python_version(),
+        "versions": versions,
+        "missing": missing,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "available_bytes": None,
+        "clock": clock,
+        "gpus": gpus,
+    }
+    if os.path.exists("/proc/meminfo"):
+        with open("/proc/meminfo") as lines:
+            sizes = dict(line.split(":", 1) for line in lines)
+        facts["available_bytes"] = 1024 * int(sizes["MemAvailable"].split()[0])
+    return json.dumps(facts)
+
+
+def visit_order(*, folder: str, read: str, write: str, text: str) -> str:
+    """Tell a task which file to read in a folder, what it should hold, and which to write."""
+    return json.dumps({"folder": folder, "read": read, "write": write, "text": text})
+
+
+def visit_folder_task(order: str) -> str:
+    """Read, on a worker, the file that the driver wrote, and write one that the driver can read."""
+    from sparklm.errors import UserError
+    from sparklm.storage import Folder
+
+    request = json.loads(order)
+    folder, problem = Folder(request["folder"]), ""
+    try:
+        # A folder that does not hold the driver's file is another one: nothing may be left in it.
+        if folder.read_text(request["read"]) != request["text"]:
+            problem = "the file of the driver has another content"
+        else:
+            folder.write_text(request["write"], request["text"])
+    except FileNotFoundError:
+        problem = "the file of the driver is not there"
+    except (OSError, UserError) as error:
+        problem = str(error)
+    return json.dumps({"host": socket.gethostname(), "problem": problem})

@@ -1,0 +1,91 @@
+"""The doctor on a real session, and as a command."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparklm.errors import UserError
+from sparklm.spark.examination import examine_cluster, look_around
+from sparklm.spark.memory import check_executor_memory
+from sparklm.spark.placement import OnSpark
+from sparklm.storage import Folder
+from tests.conftest import tiny_config
+
+pytestmark = pytest.mark.spark
+
+
+def test_a_healthy_session_has_no_problem_and_nothing_is_left_behind(on_spark: OnSpark, tmp_path: Path) -> None:
+    config = tiny_config(None, "distributed.replicas=2", "spark.master=local[2]")
+    findings = {finding.name: finding for finding in examine_cluster(config, Folder(str(tmp_path / "runs")), on_spark)}
+    assert {finding.status for finding in findings.values()} == {"ok"}
+    assert findings["slots"].seen == "2 task slots on 1 executor with 2 cores each, on 1 host (127.0.0.1)"
+    assert "the driver and 1 host read what the other wrote" in findings["run folder"].seen
+    assert "both exchanges are possible" in findings["exchange"].seen
+    assert "2 replicas at once need about" in findings["memory"].seen
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_probe_does_not_need_sparklm_on_the_worker(on_spark: OnSpark) -> None:
+    from pyspark import cloudpickle
+
+    from sparklm.spark import probe
+
+    cloudpickle.register_pickle_by_value(probe)
+    try:
+        sent = cloudpickle.dumps(probe.look_around)
+    finally:
+        cloudpickle.unregister_pickle_by_value(probe)
+    program = (
+        "import sys, json, pyspark.cloudpickle as c; sys.modules['sparklm'] = None\n"
+        "print(json.loads(c.loads(sys.stdin.buffer.read())(''))['missing'])"
+    )
+    result = subprocess.run([sys.executable, "-c", program], input=sent, capture_output=True, timeout=60, check=True)
+    assert b"'sparklm': 'ModuleNotFoundError" in result.stdout
+    assert look_around(on_spark.session.sparkContext, 1).unseen == []
+
+
+def test_memory_is_checked_before_a_job(on_spark: OnSpark) -> None:
+    assert "free on the machine" in check_executor_memory(on_spark.session, tiny_config(None), 257, 1)
+    huge = tiny_config(None, "model.width=65536", "model.num_layers=64")
+    with pytest.raises(UserError, match=r"a replica needs about .* GiB .*, but there are .*; use a smaller"):
+        check_executor_memory(on_spark.session, huge, 257, 1)
+
+
+def test_the_command_says_problem_with_exit_code_1(tmp_path: Path) -> None:
+    if shutil.which("java") is None:
+        pytest.skip("no Java on this machine")
+    command = [sys.executable, "-m", "sparklm", "doctor", "--json", "--run", "runs"]
+    flags = ["--set", "training.device=cuda", "--set", "training.threads=1"]
+    result = subprocess.run(
+        [*command, "--master", "none", *flags],
+        cwd=tmp_path,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 1, result.stderr
+    findings = json.loads(result.stdout)
+    assert [finding["name"] for finding in findings if finding["status"] == "problem"] == ["GPUs"]
+    assert all(set(finding) == {"name", "status", "seen", "remedy"} for finding in findings)
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
+    result = subprocess.run(
+        [*command[:-3], "--master", "spark://127.0.0.1:1"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert re.search(r"problem  master  spark://127.0.0.1:1 does not answer", result.stdout)
