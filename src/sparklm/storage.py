@@ -21,13 +21,14 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from sparklm.errors import UserError
 
+Buffer: TypeAlias = bytes | bytearray | memoryview
 _RENAMING_PROTOCOLS = ("hdfs", "webhdfs")  # file systems where a visible file may still be growing
 _HDFS_PORT = 8020
 _EXTRAS = {"s3": "pip install 'sparklm[s3]'"}
@@ -137,10 +138,15 @@ class Folder:
 
         What is not durable may be lost when the machine (not just the process) dies.
         """
+        self.write_parts(name, [data], durable)
+
+    def write_parts(self, name: str, parts: Sequence[Buffer], durable: bool = True) -> None:
+        """Write a whole file whose content lies in several places; on a local disk they are not brought together."""
         local = self.local_path(name)
         if local is not None:
-            _write_local(local, data, durable)
+            _write_local(local, parts, durable)
             return
+        data = b"".join(parts)
         filesystem, path = self._remote(name)
         filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
         if split_url(self.url)[0] in _RENAMING_PROTOCOLS:
@@ -247,7 +253,7 @@ def cached_copy(folder: Folder, name: str, sha256: str) -> Path:
         raise UserError(f"{folder.address(name)} does not fit its checksum; prepare the dataset again")
     cache.mkdir(parents=True, exist_ok=True)
     _make_room(cache, len(data))
-    _write_local(path, data)
+    _write_local(path, [data])
     return path
 
 
@@ -276,13 +282,13 @@ def _make_room(cache: Path, num_bytes: int) -> None:
             path.unlink(missing_ok=True)
 
 
-def _write_local(path: Path, data: bytes, durable: bool = True) -> None:
+def _write_local(path: Path, parts: Sequence[Buffer], durable: bool = True) -> None:
     temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}.tmp"
     with _told(path, "written"):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(temporary, "wb") as file:
-                file.write(data)
+                file.writelines(parts)
                 if durable:
                     file.flush()
                     os.fsync(file.fileno())

@@ -6,18 +6,23 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.conftest import TINY, run_job, tiny_config
+from sparklm.storage import Folder
+from sparklm.training.run import latest_step
+from tests.conftest import STRATEGIES, TINY, run_job, tiny_config
 
 pytestmark = pytest.mark.spark
+ROOT = Path(__file__).parents[2]
 
 
 def free_port() -> int:
@@ -76,21 +81,126 @@ def master_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"spark://127.0.0.1:{port}"
 
 
-def test_a_cluster_makes_the_bytes_of_one_process(master_url: str, corpus_file: Path, tmp_path: Path) -> None:
-    assignments = (*TINY, "spark.executor.memory=512m", "spark.ui.enabled=false")
-    flags = [part for assignment in assignments for part in ("--set", assignment)]
-    result = subprocess.run(
-        [sys.executable, "-m", "sparklm", "train", str(corpus_file), "--master", master_url, "--run", "run", *flags],
-        cwd=tmp_path,
+def driver(*arguments: str) -> subprocess.Popen[str]:
+    """Start a Python program of its own that uses Spark."""
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=ROOT,
         env=os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=200,
-        check=False,
+        start_new_session=True,
     )
-    assert result.returncode == 0, result.stderr
-    run_job(tiny_config(corpus_file), tmp_path / "here")
+
+
+def end_well(process: subprocess.Popen[str], seconds: float = 240) -> str:
+    _, errors = process.communicate(timeout=seconds)
+    assert process.returncode == 0, errors
+    return errors
+
+
+def bytes_of_every_strategy(corpus: Path, folder: Path, replicas: int) -> dict[str, bytes]:
+    models = {}
+    for name, settings in STRATEGIES.items():
+        config = tiny_config(corpus, *settings, f"distributed.replicas={replicas}", "training.max_steps=5")
+        run_job(config, folder / name)
+        models[name] = (folder / name / "model.zip").read_bytes()
+    return models
+
+
+def assert_same(models: dict[str, bytes], folder: Path, exchange: str) -> None:
+    for name, expected in models.items():
+        assert (folder / f"{name} by {exchange}" / "model.zip").read_bytes() == expected, (name, exchange)
+
+
+def test_every_strategy_gives_the_same_bits_on_a_cluster(master_url: str, corpus_file: Path, tmp_path: Path) -> None:
+    expected = bytes_of_every_strategy(corpus_file, tmp_path / "here", replicas=2)
+    exchanges = ("storage", "collective")
+    end_well(
+        driver("-m", "tests.train_strategies", master_url, str(corpus_file), str(tmp_path / "there"), "2", *exchanges)
+    )
+    for exchange in exchanges:
+        assert_same(expected, tmp_path / "there", exchange)
+
+
+def test_the_number_of_slots_does_not_matter(corpus_file: Path, tmp_path: Path) -> None:
+    if shutil.which("java") is None:
+        pytest.skip("no Java on this machine")
+    expected = bytes_of_every_strategy(corpus_file, tmp_path / "here", replicas=4)
+    for slots in (1, 2, 3):
+        out = tmp_path / f"slots{slots}"
+        end_well(driver("-m", "tests.train_strategies", f"local[{slots}]", str(corpus_file), str(out), "4", "storage"))
+        assert_same(expected, out, "storage")
+
+
+@pytest.mark.parametrize("exchange", ["storage", "collective"])
+def test_a_killed_executor_and_a_killed_driver_do_not_change_the_bits(
+    master_url: str, corpus_file: Path, tmp_path: Path, exchange: str
+) -> None:
+    settings = (
+        *TINY,
+        *STRATEGIES["diloco"],
+        "data.stride=1",
+        "model.width=64",
+        "training.epochs=1",
+        "training.max_steps=120",
+        "training.checkpoint_every_steps=20",
+        f"distributed.exchange={exchange}",
+        "spark.executor.memory=512m",
+        "spark.ui.enabled=false",
+    )
+    config = tiny_config(corpus_file, *settings)
+    run_job(config, tmp_path / "here")
+    flags = [part for assignment in settings for part in ("--set", assignment)]
+    command = [
+        "-m",
+        "sparklm",
+        "train",
+        str(corpus_file),
+        "--master",
+        master_url,
+        "--run",
+        str(tmp_path / "run"),
+        *flags,
+    ]
+    run = Folder(str(tmp_path / "run"))
+
+    process = driver(*command)
+    try:
+        wait_until(lambda: latest_step(run) >= 20, process)
+        os.killpg(process.pid, signal.SIGKILL)  # the driver, and its JVM
+        process.communicate(timeout=60)
+        assert 20 <= latest_step(run) < 120
+
+        process = driver(*command)
+        wait_until(lambda: latest_step(run) >= 60, process)
+        victim = next(
+            other
+            for other in psutil.process_iter()
+            if other.is_running() and "CoarseGrainedExecutorBackend" in " ".join(_command_line(other))
+        )
+        for child in [*victim.children(recursive=True), victim]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        errors = end_well(process)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert "going on from step" in errors
     assert (tmp_path / "run" / "model.zip").read_bytes() == (tmp_path / "here" / "model.zip").read_bytes()
-    stats = (tmp_path / "run" / "stats.txt").read_text()
-    assert f"placed in: Spark {master_url}" in stats
-    assert "failed tasks: 0" in stats
+
+
+def wait_until(holds: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.02)
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -34,7 +35,7 @@ from sparklm.training.checkpoint import (
 )
 from sparklm.training.heartbeat import Heartbeat
 from sparklm.training.loop import Trainer
-from sparklm.training.replicas import keep_in_memory, replica_at, save_replica
+from sparklm.training.replicas import keep_in_memory, replica_at, save_replica, save_shared
 from sparklm.training.run import read_run
 from sparklm.training.strategies import Round
 from sparklm.training.vectors import Codec, ordered_mean, slice_bounds
@@ -128,14 +129,24 @@ def round_task(order: str) -> str:
     heartbeat = Heartbeat(run, parsed.replica, round_.start)
     with heartbeat.telling_failures():
         trainer = replica_at(run, round_.start, parsed.replica)
-        trainer.run(round_, heartbeat.step)
-        given, length = _save_given(run, trainer) if trainer.meets else (None, 0)
-        part, shared = save_replica(run, trainer)
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="save-shared") as pool:
+            early = pool.submit(save_shared, run, trainer, round_.stop) if _saves_early(trainer) else None
+            trainer.run(round_, heartbeat.step)
+            given, length = _save_given(run, trainer) if trainer.meets else (None, 0)
+            part = save_replica(run, trainer)
+            shared = early.result() if early is not None else None
+        if trainer.replica == 0 and shared is None:
+            shared = save_shared(run, trainer, round_.stop)
         keep_in_memory(run, trainer, part.attempt)
         answer = RoundAnswer(
             part=part, shared=shared, given=given, vector_length=length, num_lossy=trainer.codec.num_lossy
         )
         return answer.model_dump_json()
+
+
+def _saves_early(trainer: Trainer) -> bool:
+    """Whether what all share can be written while the steps are still being done."""
+    return trainer.replica == 0 and trainer.shared_is_settled
 
 
 def _save_given(run: Folder, trainer: Trainer) -> tuple[Given, int]:

@@ -12,6 +12,7 @@ that two attempts at the same work never meet; the commit names those that count
 from __future__ import annotations
 
 import hashlib
+import json
 import uuid
 from collections.abc import Sequence
 from typing import Literal
@@ -23,12 +24,13 @@ from torch import Tensor
 
 from sparklm.errors import UserError
 from sparklm.records import read_record
-from sparklm.storage import Folder
+from sparklm.storage import Buffer, Folder
 from sparklm.training.metrics import EpochTotals
 
 CHECKPOINTS = "checkpoints"
 _COMMIT = "commit.json"
 _FORMAT = "sparklm checkpoint 2"
+_DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.uint8: "U8"}
 
 
 class SavedFile(BaseModel):
@@ -71,23 +73,52 @@ def new_attempt() -> str:
 
 
 def save_tensors(folder: Folder, name: str, tensors: dict[str, Tensor]) -> SavedFile:
-    """Write tensors into a file of their own."""
-    data = safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-    file = SavedFile(name=f"{name}.safetensors", sha256=hashlib.sha256(data).hexdigest())
-    folder.write_bytes(file.name, data)
+    """Write tensors into a file of their own, straight from where they lie."""
+    parts = _as_safetensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    file = SavedFile(name=f"{name}.safetensors", sha256=digest.hexdigest())
+    folder.write_parts(file.name, parts)
     return file
 
 
 def load_tensors(folder: Folder, file: SavedFile) -> dict[str, Tensor]:
-    """Read tensors after checking them."""
-    data = folder.read_bytes(file.name)
-    if hashlib.sha256(data).hexdigest() != file.sha256:
+    """Read tensors after checking them; on a local disk they are mapped, not read."""
+    local = folder.local_path(file.name)
+    if local is not None:
+        with open(local, "rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    else:
+        data = folder.read_bytes(file.name)
+        digest = hashlib.sha256(data).hexdigest()
+    if digest != file.sha256:
         raise UserError(
             f"{folder.address(file.name)} does not fit its checksum: the file is damaged. "
             f"Delete {folder} and run again to go on from the checkpoint before it"
         )
-    tensors: dict[str, Tensor] = safetensors.torch.load(data)
+    tensors: dict[str, Tensor] = (
+        safetensors.torch.load_file(local) if local is not None else safetensors.torch.load(data)
+    )
     return tensors
+
+
+def _as_safetensors(tensors: dict[str, Tensor]) -> list[Buffer]:
+    """Lay tensors out as the safetensors format asks: a header, then their bytes.
+
+    The library's own `save` copies everything twice on the way, which is half of the time that a round's saving takes.
+    """
+    header: dict[str, object] = {}
+    parts: list[Buffer] = []
+    place = 0
+    for name, tensor in tensors.items():
+        stop = place + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [place, stop]}
+        parts.append(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        place = stop
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little") + text, *parts]
 
 
 def save_mean(folder: Folder, number: int, values: Tensor) -> SavedFile:

@@ -145,6 +145,11 @@ class Trainer:
                 self.model, self.dataset.validation, self._validation_windows, self.device, share, on_batch
             )
 
+    @property
+    def shared_is_settled(self) -> bool:
+        """Whether what all replicas share stays as it is while a round is done."""
+        return self._gives_changes
+
     def shared_tensors(self) -> dict[str, Tensor]:
         """Give what is the same in all replicas and must survive."""
         if self._gives_changes:
@@ -172,13 +177,13 @@ class Trainer:
         """Become what a replica was at a checkpoint, from its tensors, shared and own; `take` has yet to follow."""
         optimizer, outer = tensors_below(tensors, "optimizer/"), tensors_below(tensors, "outer/")
         if self._gives_changes:
-            self._met_at = outer["met_at"].to(self.device)
+            self._met_at = outer["met_at"].to(self.device, copy=True)
             self._load_weights(self._met_at)
         else:
             self.model.load_state_dict(tensors_below(tensors, "model/"))
         self.optimizer.load_tensors(self.model, optimizer)
-        self._outer_momentum = outer["outer_momentum"].to(self.device) if "outer_momentum" in outer else None
-        self._unsaid = outer["unsaid"].to(self.device) if "unsaid" in outer else None
+        self._outer_momentum = outer["outer_momentum"].to(self.device, copy=True) if "outer_momentum" in outer else None
+        self._unsaid = outer["unsaid"].to(self.device, copy=True) if "unsaid" in outer else None
         average = tensors_below(tensors, "average/")
         self.average = {name: tensor.to(self.device, copy=True) for name, tensor in average.items()}
         self.step, self.totals = step, totals

@@ -45,18 +45,21 @@ def replica_at(run: Folder, step: int, replica: int, most_in_memory: int = 1) ->
     return trainer
 
 
-def save_replica(run: Folder, trainer: Trainer) -> tuple[ReplicaPart, SavedFile | None]:
-    """Save what a replica is after its round; the first one saves what all share as well."""
+def save_replica(run: Folder, trainer: Trainer) -> ReplicaPart:
+    """Save what a replica alone is after its round."""
     attempt, folder = new_attempt(), step_folder(run, trainer.step)
     own = trainer.own_tensors()
-    part = ReplicaPart(
+    return ReplicaPart(
         attempt=attempt,
         own=save_tensors(folder, f"own-{trainer.replica:04d}-{attempt}", own) if own else None,
         totals=trainer.totals,
         python_rss_bytes=resident_bytes(),
     )
-    is_first = trainer.replica == 0
-    return part, save_tensors(folder, f"shared-{attempt}", trainer.shared_tensors()) if is_first else None
+
+
+def save_shared(run: Folder, trainer: Trainer, step: int) -> SavedFile:
+    """Save what all replicas share at the end of a round."""
+    return save_tensors(step_folder(run, step), f"shared-{new_attempt()}", trainer.shared_tensors())
 
 
 def keep_in_memory(run: Folder, trainer: Trainer, attempt: str, most_in_memory: int = 1) -> None:

@@ -23,7 +23,7 @@ from sparklm.training.checkpoint import (
     write_commit,
 )
 from sparklm.training.loop import StepCallback, Trainer
-from sparklm.training.replicas import keep_in_memory, replica_at, save_replica
+from sparklm.training.replicas import keep_in_memory, replica_at, save_replica, save_shared
 from sparklm.training.strategies import Round
 from sparklm.training.vectors import Codec, ordered_mean
 
@@ -90,12 +90,12 @@ def _save(
     run: Folder, trainers: Sequence[Trainer], mean: Tensor | None, group: Group, keep: int, protect: int | None
 ) -> list[ReplicaPart]:
     """Write a checkpoint: every process its replicas, the one with the first replica the rest; give the parts here."""
-    saved = [save_replica(run, trainer) for trainer in trainers]
-    parts = [part for part, _ in saved]
-    everyone = group.gather([part.model_dump_json() for part in parts])
-    shared, step = saved[0][1], trainers[0].step
-    if shared is not None:
+    step, parts = trainers[0].step, [save_replica(run, trainer) for trainer in trainers]
+    if trainers[0].replica == 0:
+        shared = save_shared(run, trainers[0], step)
         slices = [] if mean is None else [save_mean(step_folder(run, step), 0, mean)]
+    everyone = group.gather([part.model_dump_json() for part in parts])
+    if trainers[0].replica == 0:
         replicas = _PARTS.validate_json(f"[{','.join(everyone)}]")
         write_commit(run, Commit(step=step, shared=shared, replicas=replicas, mean=slices))
         prune_checkpoints(run, keep, protect)
