@@ -167,9 +167,7 @@ def predictions(given: argparse.Namespace, measured: Measured) -> str:
                 message_seconds=given.message_microseconds / 1e6,
                 storage=given.storage_gigabits * GIGABIT if given.storage_gigabits else None,
             )
-            cells = [
-                f"{efficiency(replicas, method, work, measured, network):.1%}" for replicas in NUMBERS_OF_REPLICAS
-            ]
+            cells = [f"{efficiency(replicas, method, work, measured, network):.1%}" for replicas in NUMBERS_OF_REPLICAS]
             rows.append([method.name, method.exchange, f"{gigabits}", *cells])
     return markdown(["strategy", "exchange", "Gbit/s", *map(str, NUMBERS_OF_REPLICAS)], rows)
 

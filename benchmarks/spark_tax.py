@@ -459,7 +459,12 @@ def memory(setup: Setup, sizes: Sequence[int]) -> str:
                 figures = pool.submit(driver_memory, config).result()
             number = count_parameters(config, setup.vocab_size)
             given = number * BYTES_PER_NUMBER * replicas / 1e6
-            row = [f"{number / 1e6:.1f} M", str(replicas), f"{given:,.0f} MB", *(f"{value:,.0f} MB" for value in figures)]
+            row = [
+                f"{number / 1e6:.1f} M",
+                str(replicas),
+                f"{given:,.0f} MB",
+                *(f"{value:,.0f} MB" for value in figures),
+            ]
             rows.append(row)
             print(f"  {row}", flush=True)
     header = ["parameters", "replicas", "given in a round", "driver, Python", "its peak", "JVM heap after collection"]
