@@ -5,24 +5,25 @@
 
 CORPUS is a file or a folder of text. Prints a table for each part: medians, lowest and highest of the repeats.
 
-* `steady`: one replica with all cores: in this process, by storage, collectively. Rates are taken between the first and
+* `steady`: one replica with all cores: without Spark, by storage, collectively. Rates are taken between the first and
   the last checkpoint, so neither the start of workers nor the evaluation is in them; checkpoints are, on all sides.
-* `two`: one replica with one thread, without Spark and in one slot of it; two replicas with one thread each in two slots
-  (diloco by storage and collectively, allreduce collectively); and, as what the machine allows at best, two trainings in
-  two processes that never meet. `--master` may be local-cluster[2,1,1024]: two executors with a slot each.
+* `two`: one replica with one thread, without Spark and in one slot of it; two replicas with one thread each in two
+  slots (diloco by storage and collectively, allreduce collectively); and, as what the machine allows at best, two
+  trainings in two processes that never meet. `--master` may be local-cluster[2,1,1024]: two executors of one slot.
 * `round`: what a round by storage costs beyond its steps, for small and large models, and where the time goes. Two
   replicas, very short rounds; the first rounds are left out.
 * `memory`: what the driver holds after some rounds, for models of several sizes and numbers of replicas.
-* `costs`: what a meeting costs collectively, by the size of what is given, and what one more Spark task costs.
+* `costs`: what a meeting costs collectively, by the size of what is given, and what one more task costs the driver.
 
-In `steady` and `two` a round lasts `--round-seconds`, as recommended. Processes that train without Spark are started for
-each measurement and gone afterwards. Never do two processes with several threads compute at the same time. `--json`
+In `steady` and `two` a round lasts `--round-seconds`, as recommended. Processes that train without Spark are started
+for each measurement and gone afterwards. Never do two processes with several threads compute at the same time. `--json`
 writes the figures that scaling.py needs; it takes the parts `two`, `round` and `costs`.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import multiprocessing
@@ -52,7 +53,7 @@ from sparklm.config.resolve import resolve
 from sparklm.models import count_parameters
 from sparklm.progress import ConsoleWatcher
 from sparklm.spark.placement import OnSpark
-from sparklm.spark.tasks import Watch, run_tasks
+from sparklm.spark.tasks import Watch
 from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset
@@ -71,7 +72,7 @@ MEMORY_SIZES, MEMORY_REPLICAS = (1_000_000, 10_000_000, 30_000_000), (2, 4)
 COLLECTIVE_SIZES = (1_000_000, 3_000_000, 10_000_000)
 WARM_UP_ROUNDS = 3
 _DILOCO_STEPS = 50
-_TASKS = (2, 66)
+_TASKS = (2, 258)
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -221,7 +222,7 @@ def two(setup: Setup, master: str) -> tuple[str, float]:
 
         def through_spark(**distributed: object) -> float:
             settings = {f"distributed__{name}": value for name, value in distributed.items()}
-            chosen = config(**settings)
+            chosen = config(**settings)  # type: ignore[arg-type]
             return tokens_per_second(chosen, train(chosen, spark))
 
         alone, short = config(), min(_DILOCO_STEPS, steps)
@@ -280,9 +281,9 @@ class TimedSpark(OnSpark):
         return float(runtime.totalMemory() - runtime.freeMemory()) / 1e6
 
     def seconds_of_tasks(self, number: int) -> float:
-        """Time a job of so many tasks that do nothing."""
+        """Time a job of so many tasks that do nothing, and need no Python: what remains is mostly the driver's work."""
         began = time.perf_counter()
-        run_tasks(self._session, ["{}"] * number, echo_task)
+        self._session.range(0, number, 1, number).collect()
         return time.perf_counter() - began
 
     def _run_watched(self, watch: Watch) -> RunTasks:
@@ -299,10 +300,6 @@ class TimedSpark(OnSpark):
             return [answer["answer"] for answer in answers]
 
         return timed
-
-
-def echo_task(order: str) -> str:
-    return order
 
 
 def timed_task(work: Callable[[str], str], order: str) -> str:
@@ -354,7 +351,7 @@ def round_costs(jobs: Sequence[Job]) -> list[RoundCost]:
     """Take the jobs of a training by storage apart: a round lasts until the next one begins."""
     starts = [place for place, entry in enumerate(jobs) if entry.work == "round_task"]
     costs = []
-    for place, following in zip(starts, starts[1:], strict=False):
+    for place, following in itertools.pairwise(starts):
         round_job, mean_job, next_job = jobs[place], jobs[place + 1], jobs[following]
         whole = next_job.began - round_job.began
         costs.append(
@@ -415,8 +412,8 @@ def rounds_by_storage(setup: Setup, sizes: Sequence[int], rounds: int) -> tuple[
     finally:
         spark.stop()
     introduction = (
-        "A round by storage of two replicas with one thread each: what it costs beyond its steps, and the medians of its "
-        "parts. *Spark* is what the first job takes longer than its slowest task, *mean* the whole second job:"
+        "A round by storage of two replicas with one thread each: what it costs beyond its steps, and the medians of "
+        "its parts. *Spark* is what the first job takes longer than its slowest task, *mean* the whole second job:"
     )
     cost = fit_cost([size for size, _ in points], [seconds for _, seconds in points])
     return f"{introduction}\n\n{markdown(header, rows)}", cost
@@ -510,7 +507,7 @@ def collective_cost(sizes: Sequence[int], repeats: int = 20) -> tuple[str, Cost]
 
 
 def task_cost(repeats: int) -> tuple[str, float]:
-    """Time Spark jobs of few and of many tasks that do nothing."""
+    """Time Spark jobs of few and of many tasks; give what one more task costs."""
     spark = start_spark("local[2]")
     try:
         for number in _TASKS:
@@ -520,7 +517,7 @@ def task_cost(repeats: int) -> tuple[str, float]:
         spark.stop()
     few, many = (statistics.median(seconds[number]) for number in _TASKS)
     rows = [[str(number), spread(values, ".3f")] for number, values in seconds.items()]
-    text = f"Spark jobs of tasks that do nothing, `local[2]`:\n\n{markdown(['tasks', 'seconds'], rows)}"
+    text = f"Spark jobs of tasks that do nothing, without Python, `local[2]`:\n\n{markdown(['tasks', 'seconds'], rows)}"
     return text, max(0.0, (many - few) / (_TASKS[1] - _TASKS[0]))
 
 
@@ -587,7 +584,7 @@ def measure(given: argparse.Namespace, setup: Setup) -> str:
         given.json.write_text(measured.model_dump_json(indent=1))
     introduction = (
         f"{machine()}. `gpt`, {setup.layers} × {setup.width}, {parameters / 1e6:.2f} M parameters, "
-        f"{setup.batch_size} windows of {setup.window} tokens a step, unless said otherwise; {setup.repeats} repeats."
+        f"{setup.batch_size} windows of {setup.window} tokens a step, unless said otherwise; repeats: {setup.repeats}."
     )
     return "\n\n".join([introduction, *texts])
 

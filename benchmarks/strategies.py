@@ -4,8 +4,8 @@
         [--write docs/distributed.md --name NAME] [--only single allreduce "diloco at 500"] [--outer 0.7 0.9]
     python benchmarks/strategies.py --json FILE [--write docs/distributed.md --name NAME]
 
-CORPUS is a file or a folder of text. Results are kept in FILE row by row: rows that are there are not trained again, and
-without CORPUS the table is made from FILE alone. With `--write`, what stands in that document between
+CORPUS is a file or a folder of text. Results are kept in FILE row by row: rows that are there are not trained again,
+and without CORPUS the table is made from FILE alone. With `--write`, what stands in that document between
 `<!-- strategies:NAME -->` and `<!-- /strategies -->` is replaced, else the table is printed.
 
 * `single` is one replica whose batch is that of all replicas together, so every row takes the same windows in the same
