@@ -451,7 +451,8 @@ def memory(setup: Setup, sizes: Sequence[int]) -> str:
     rows = []
     for parameters in sizes:
         for replicas in MEMORY_REPLICAS:
-            config = sized(setup, parameters, distributed__replicas=replicas, distributed__diloco_steps=2)
+            settings: dict[str, object] = {"distributed__replicas": replicas, "distributed__diloco_steps": 2}
+            config = sized(setup, parameters, training__optimizer="adamw", **settings)
             with ProcessPoolExecutor(1, mp_context=_SPAWN) as pool:
                 figures = pool.submit(driver_memory, config).result()
             number = count_parameters(config, setup.vocab_size)
