@@ -21,8 +21,6 @@ from __future__ import annotations
 import argparse
 import math
 import multiprocessing
-import os
-import platform
 import re
 import tempfile
 import time
@@ -32,6 +30,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from reporting import machine, rewrite
 from rich.console import Console
 
 from sparklm import job
@@ -246,12 +245,6 @@ def samples(entries: Sequence[Entry], length: int = 200) -> list[str]:
     return lines
 
 
-def machine() -> str:
-    processor = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    name = processor[1] if processor else platform.processor()
-    return f"{name}, {os.cpu_count()} cores; Python {platform.python_version()}, torch {torch.__version__}"
-
-
 def report(given: argparse.Namespace, dataset: Dataset, entries: Sequence[Entry], minutes: float) -> str:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         bare = pool.submit(peak_megabytes).result()
@@ -266,16 +259,6 @@ def report(given: argparse.Namespace, dataset: Dataset, entries: Sequence[Entry]
     written = "What they write, all from the same beginning (`/` is a line end):"
     parts = (table(entries), [written], samples(entries), [searched], search_table(entries))
     return "\n\n".join([introduction, *("\n".join(part) for part in parts)])
-
-
-def rewrite(path: Path, name: str, text: str) -> None:
-    """Put the text between the markers of a name."""
-    before = path.read_text()
-    pattern = re.compile(rf"(<!-- models:{re.escape(name)} -->\n).*?(<!-- /models -->)", re.DOTALL)
-    after, number = pattern.subn(lambda match: f"{match[1]}\n{text}\n\n{match[2]}", before)
-    if number != 1:
-        raise SystemExit(f"{path} has {number} places <!-- models:{name} --> … <!-- /models -->; there must be one")
-    path.write_text(after)
 
 
 def parse() -> argparse.Namespace:
@@ -325,7 +308,7 @@ def main() -> None:
     if given.write is None:
         print(text)
     else:
-        rewrite(given.write, given.name, text)
+        rewrite(given.write, "models", given.name, text)
 
 
 if __name__ == "__main__":

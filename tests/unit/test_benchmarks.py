@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.append(str(BENCHMARKS))  # as when one of them is run
 
 
 def load(name: str) -> ModuleType:
@@ -73,13 +74,13 @@ def test_the_table_goes_between_its_own_markers(tmp_path: Path) -> None:
     document.write_text(
         "# A\n\n<!-- models:one -->\nold\n<!-- /models -->\n\n# B\n\n<!-- models:two -->\n<!-- /models -->\n"
     )
-    models = load("models")
+    reporting = load("reporting")
     for _ in range(2):
-        models.rewrite(document, "two", "new")
+        reporting.rewrite(document, "models", "two", "new")
     assert document.read_text().endswith("# B\n\n<!-- models:two -->\n\nnew\n\n<!-- /models -->\n")
     assert "models:one -->\nold\n<!-- /models" in document.read_text()
     with pytest.raises(SystemExit, match="models:three"):
-        models.rewrite(document, "three", "new")
+        reporting.rewrite(document, "models", "three", "new")
 
 
 def test_every_contestant_gets_about_the_same_number_of_parameters() -> None:
@@ -88,3 +89,175 @@ def test_every_contestant_gets_about_the_same_number_of_parameters() -> None:
         unsized = models.Trial(contestant, "dataset", 1024, 64, 1, "muon", 1e-2)
         config = models.with_width(unsized, 67, 900_000).config()
         assert models.count_parameters(config, 67) == pytest.approx(900_000, rel=0.05)
+
+
+def measured(**changes: float):
+    scaling = load("scaling")
+    figures = {"step_seconds": 0.1, "seconds_per_task": 0.003, **changes}
+    return scaling.Measured(
+        machine="",
+        parameters=10**6,
+        tokens_per_step=512,
+        collective=scaling.Cost(fixed_seconds=0.002, seconds_per_byte=2e-9),
+        storage=scaling.Cost(fixed_seconds=0.4, seconds_per_byte=4e-9),
+        **figures,
+    )
+
+
+def predicted(replicas: int, exchange: str, steps: int, gigabits: float = 10, **network: float) -> float:
+    scaling = load("scaling")
+    return scaling.efficiency(
+        replicas,
+        scaling.Method(name="", steps=steps, exchange=exchange),
+        scaling.Work(num_bytes=4e7, step_seconds=0.1, steps=steps),
+        measured(),
+        scaling.Network(link=gigabits * scaling.GIGABIT, message_seconds=5e-5, **network),
+    )
+
+
+@pytest.mark.parametrize("exchange", ["collective", "storage"])
+def test_predicted_efficiency_has_the_right_limits(exchange: str) -> None:
+    assert predicted(1, exchange, 1) == 1
+    assert predicted(1024, exchange, 10**9) == pytest.approx(1, abs=1e-4)
+    by_replicas = [predicted(replicas, exchange, 50) for replicas in (1, 2, 4, 32, 1024)]
+    assert by_replicas == sorted(by_replicas, reverse=True)
+    by_bandwidth = [predicted(32, exchange, 50, gigabits) for gigabits in (0.1, 1, 10, 100)]
+    assert by_bandwidth == sorted(by_bandwidth)
+    by_steps = [predicted(32, exchange, steps) for steps in (1, 50, 500)]
+    assert by_steps == sorted(by_steps)
+
+
+def test_a_collective_meeting_costs_what_is_sent_and_a_message_for_each_slice() -> None:
+    scaling = load("scaling")
+    cost = scaling.Cost(fixed_seconds=0.5, seconds_per_byte=1e-6)
+    network = scaling.Network(link=1e6, message_seconds=0.01)
+    assert scaling.collective_seconds(4, 1e6, cost, network) == pytest.approx(0.5 + 1 + 2 * 3 / 4 + 2 * 3 * 0.01)
+
+
+def test_storage_that_all_share_can_be_what_holds_replicas_up() -> None:
+    assert predicted(1024, "storage", 50, storage=1.25e9) < predicted(1024, "storage", 50)
+    assert predicted(1024, "storage", 50, storage=1e15) == predicted(1024, "storage", 50)
+
+
+def test_a_storage_round_cuts_means_as_training_does() -> None:
+    from sparklm.training import by_storage
+
+    scaling = load("scaling")
+    assert (scaling._SMALLEST_SLICE, scaling._MOST_SLICES) == (by_storage._SMALLEST_SLICE, by_storage._MOST_SLICES)
+    free = scaling.Cost(fixed_seconds=0, seconds_per_byte=0)
+    network = scaling.Network(link=1.0, message_seconds=0)
+    # Two replicas, two slices: six vectors through the link of the first, and its slice: both vectors, and the mean.
+    vector = 4 * 2**20
+    assert scaling.storage_seconds(2, vector, 2, free, 0, network) == pytest.approx((6 + 3 / 2) * vector)
+    assert scaling.storage_seconds(2, vector, 2, free, 1.0, network) == pytest.approx((6 + 3 / 2) * vector + 4)
+
+
+def test_costs_are_a_line_through_the_measurements_and_never_negative() -> None:
+    scaling = load("scaling")
+    line = scaling.fit_cost([4e6, 4e7], [0.3, 0.66])
+    assert (line.fixed_seconds, line.seconds_per_byte) == (pytest.approx(0.26), pytest.approx(1e-8))
+    assert scaling.fit_cost([1, 2], [0.4, 0.3]).seconds_per_byte == 0
+
+
+def strategy_settings(**changes: object):
+    values = {"replicas": 2, "tokens": 4096, "search_tokens": 512, "vocab_size": 512, "window": 32, "batch_size": 2}
+    strategies = load("strategies")
+    return strategies, strategies.Settings(
+        corpus="a.txt",
+        master="none",
+        validation_fraction=0.01,
+        layers=1,
+        width=32,
+        threads=1,
+        outer_momentum=0.9,
+        seed=1,
+        **{**values, **changes},
+    )
+
+
+def test_all_strategies_see_the_same_tokens_in_the_same_steps() -> None:
+    strategies, settings = strategy_settings()
+    for method in strategies.methods([0.7, 0.9]):
+        config = strategies.make_config(settings, method, "dataset", "muon", 1e-2, settings.tokens)
+        assert config.distributed.replicas * config.training.batch_size == 4
+        assert config.training.max_steps == 4096 // (4 * 32)
+    names = [method.name for method in strategies.methods([0.7, 0.9])]
+    assert len(set(names)) == len(names) == 8
+
+
+def comparison():
+    strategies, settings = strategy_settings()
+    common = {"optimizer": "muon", "learning_rate": 0.01, "seconds": 2.0, "exchange": "in turn"}
+    return strategies, strategies.Results(
+        settings=settings,
+        machine="a machine",
+        parameters=10**6,
+        train_tokens=10**6,
+        validation_tokens=10**4,
+        searches=[strategies.Search(optimizer="muon", losses={0.005: 3.5, 0.01: 3.0, 0.1: None})],
+        rows=[
+            strategies.Row(method="allreduce", loss=2.0, exchanged_bytes=800_000_000, **common),
+            strategies.Row(method="diloco at 500", loss=2.02, exchanged_bytes=1_600_000, **common),
+            strategies.Row(method="averaging at 5", loss=None, exchanged_bytes=0, **common),
+        ],
+    )
+
+
+def test_rows_are_set_against_the_allreduce_of_their_optimiser(tmp_path: Path) -> None:
+    strategies, results = comparison()
+    diloco, diverged = strategies.table(results).splitlines()[-2:]
+    assert diloco == ("| muon, 0.01 | diloco at 500 | 2.0200 | 1.0100 | 7.5 | 1.6 MB | 500× | 2 | 2,048 | in turn |")
+    assert diverged.startswith("| muon, 0.01 | averaging at 5 | diverged |  |  | 0 |")
+    assert results.searches[0].best_rate == 0.01
+    assert "0.005: 3.500, 0.01: 3.000, 0.1: diverged" in strategies.report(results)
+
+
+def test_a_comparison_goes_on_only_with_its_own_settings(tmp_path: Path) -> None:
+    strategies, results = comparison()
+    file = tmp_path / "rows.json"
+    assert strategies.open_results(file, results) is results
+    results.save(file)
+    assert strategies.open_results(file, results.model_copy(update={"rows": []})) == results
+    other = results.model_copy(update={"settings": results.settings.model_copy(update={"tokens": 5})})
+    with pytest.raises(SystemExit, match="tokens 4096 there, 5 here"):
+        strategies.open_results(file, other)
+
+
+def test_the_time_of_a_storage_round_is_taken_apart() -> None:
+    tax = load("spark_tax")
+    task = {"load": 0.1, "steps": 2.0, "give": 0.2, "save": 0.3}
+    jobs = []
+    for began in (0.0, 4.0, 8.0):
+        tasks = [{**task, "task": 2.6}, {**task, "steps": 1.5, "task": 2.1}]
+        jobs.append(tax.Job(work="round_task", began=began, ended=began + 2.9, tasks=tasks))
+        jobs.append(tax.Job(work="mean_task", began=began + 3, ended=began + 3.5, tasks=[{"task": 0.1}]))
+    first, second = tax.round_costs(jobs)
+    assert first.overhead == second.overhead == pytest.approx(2.0)
+    assert first.start == pytest.approx(0.3)
+    assert first.mean == pytest.approx(0.5)
+    assert first.commit == pytest.approx(0.6)
+
+
+def test_rates_are_taken_between_the_first_and_the_last_checkpoint() -> None:
+    tax = load("spark_tax")
+    setup = tax.Setup(
+        dataset="d",
+        vocab_size=512,
+        window=32,
+        batch_size=4,
+        layers=1,
+        width=32,
+        round_seconds=1,
+        rounds=2,
+        repeats=1,
+    )
+    config = setup.config(threads=1, steps_of_round=10, rounds=3, distributed__replicas=2)
+    commits = [tax.Commit(step=10, seconds=50.0), tax.Commit(step=20, seconds=52.0), tax.Commit(step=30, seconds=54.0)]
+    assert tax.tokens_per_second(config, commits) == pytest.approx(2 * 4 * 32 * 20 / 4)
+    assert tax.count_parameters(tax.sized(setup, 10**7), 512) == pytest.approx(10**7, rel=0.1)
+
+
+def test_ratios_are_of_the_same_repeat() -> None:
+    tax = load("spark_tax")
+    table = tax.rate_table({"base": [100.0, 200.0], "other": [110.0, 180.0]}, "base")
+    assert table.splitlines()[-1] == "| other | 145 (110 to 180) | 1.000 (0.900 to 1.100) |"

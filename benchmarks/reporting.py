@@ -1,0 +1,46 @@
+"""What benchmarks share: tables, their places in documents, and what machine it was."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lay out a table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines).replace("| --- ", "|---").replace("--- |", "---|")
+
+
+def spread(values: Sequence[float], form: str = ",.3g") -> str:
+    """Give the median of some values, and the lowest and highest.
+
+    >>> spread([3.0, 1.0, 2.0])
+    '2 (1 to 3)'
+    """
+    middle = statistics.median(values)
+    return f"{middle:{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def machine() -> str:
+    """Say what this ran on."""
+    processor = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    name = processor[1] if processor else platform.processor()
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{name}, {os.cpu_count()} cores{gpu}; Python {platform.python_version()}, torch {torch.__version__}"
+
+
+def rewrite(path: Path, kind: str, name: str, text: str) -> None:
+    """Put the text between the markers of a name: `<!-- kind:name -->` and `<!-- /kind -->`."""
+    before = path.read_text()
+    pattern = re.compile(rf"(<!-- {kind}:{re.escape(name)} -->\n).*?(<!-- /{kind} -->)", re.DOTALL)
+    after, number = pattern.subn(lambda match: f"{match[1]}\n{text}\n\n{match[2]}", before)
+    if number != 1:
+        raise SystemExit(f"{path} has {number} places <!-- {kind}:{name} --> … <!-- /{kind} -->; there must be one")
+    path.write_text(after)

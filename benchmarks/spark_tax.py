@@ -1,0 +1,616 @@
+"""What Spark costs in training: against the same work without Spark, measured in one run, alternating and repeated.
+
+    python benchmarks/spark_tax.py CORPUS [--only steady two round memory costs] [--repeats 3] [--json measured.json]
+        [--write docs/scaling.md --name measured]
+
+CORPUS is a file or a folder of text. Prints a table for each part: medians, lowest and highest of the repeats.
+
+* `steady`: one replica with all cores: without Spark, by storage, collectively. Rates are taken between the first and
+  the last checkpoint, so neither the start of workers nor the evaluation is in them; checkpoints are, on all sides.
+* `two`: one replica with one thread, without Spark and in one slot of it; two replicas with one thread each in two
+  slots (diloco by storage and collectively, allreduce collectively); and, as what the machine allows at best, two
+  trainings in two processes that never meet. `--master` may be local-cluster[2,1,1024]: two executors of one slot.
+* `round`: what a round by storage costs beyond its steps, for small and large models, and where the time goes. Two
+  replicas, very short rounds; the first rounds are left out.
+* `memory`: what the driver holds after some rounds, for models of several sizes and numbers of replicas.
+* `costs`: what a meeting costs collectively, by the size of what is given, and what one more task costs the driver.
+
+In `steady` and `two` a round lasts `--round-seconds`, as recommended. Processes that train without Spark are started
+for each measurement and gone afterwards. Never do two processes with several threads compute at the same time. `--json`
+writes the figures that scaling.py needs; it takes the parts `two`, `round` and `costs`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import psutil
+import torch
+from reporting import machine, markdown, rewrite, spread
+from rich.console import Console
+from scaling import BYTES_PER_NUMBER, Cost, Measured, fit_cost
+
+from sparklm import job
+from sparklm.config import CleaningConfig, Config, DataConfig, SparkConfig
+from sparklm.config.resolve import resolve
+from sparklm.models import count_parameters
+from sparklm.progress import ConsoleWatcher
+from sparklm.spark.placement import OnSpark
+from sparklm.spark.tasks import Watch
+from sparklm.storage import Folder
+from sparklm.text.prepare import prepare
+from sparklm.text.shards import Dataset
+from sparklm.training import by_storage
+from sparklm.training.by_storage import RunTasks
+from sparklm.training.checkpoint import committed_steps, step_folder
+from sparklm.training.collective import Whereabouts, hold_port, joined_group
+from sparklm.training.loop import Trainer
+from sparklm.training.metrics import EpochRecord
+from sparklm.training.placement import InProcess, Placement, usable_cores
+from sparklm.training.vectors import Codec, flatten, unflatten
+
+PARTS = ("steady", "two", "round", "memory", "costs")
+SIZES = (1_000_000, 10_000_000)  # of `round`, in parameters
+MEMORY_SIZES, MEMORY_REPLICAS = (1_000_000, 10_000_000, 30_000_000), (2, 4)
+COLLECTIVE_SIZES = (1_000_000, 3_000_000, 10_000_000)
+WARM_UP_ROUNDS = 3
+_DILOCO_STEPS = 50
+_TASKS = (2, 258)
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """The text and the model, and how long to measure."""
+
+    dataset: str
+    vocab_size: int
+    window: int
+    batch_size: int
+    layers: int
+    width: int
+    round_seconds: float
+    rounds: int
+    repeats: int
+
+    def config(self, *, threads: int, steps_of_round: int, rounds: int, **settings: object) -> Config:
+        """Settings of a training: rounds of so many steps, in one epoch (windows overlap, so that it is long)."""
+        values = {
+            "data.corpus": self.dataset,
+            "data.window_size": self.window,
+            "data.stride": 1,
+            "model.num_layers": self.layers,
+            "model.width": self.width,
+            "training.batch_size": self.batch_size,
+            "training.epochs": 1,
+            "training.max_steps": steps_of_round * rounds,
+            "training.checkpoint_every_steps": steps_of_round,
+            "training.keep_checkpoints": rounds + 1,
+            "training.threads": threads,
+            "training.device": "cpu",
+            "generation.max_new_tokens": 1,
+            **{name.replace("__", "."): value for name, value in settings.items()},
+        }
+        return resolve(flags=values).config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """When a checkpoint was complete."""
+
+    step: int
+    seconds: float
+
+
+def quiet() -> ConsoleWatcher:
+    return ConsoleWatcher(Console(quiet=True), quiet=True)
+
+
+def train(config: Config, placement: Placement, watcher: ConsoleWatcher | None = None) -> list[Commit]:
+    """Train; give the times of all checkpoints that were kept."""
+    with tempfile.TemporaryDirectory() as place:
+        run = Folder(place) / "run"
+        job.train(config, run, placement, watcher or quiet())
+        files = {step: step_folder(run, step).local_path() for step in committed_steps(run)}
+        return [
+            Commit(step=step, seconds=(path / "commit.json").stat().st_mtime)
+            for step, path in files.items()
+            if path is not None
+        ]
+
+
+def train_here(config: Config) -> list[Commit]:
+    return train(config, InProcess())
+
+
+def train_apart(config: Config, copies: int = 1) -> list[list[Commit]]:
+    """Train without Spark, in processes that are gone afterwards; several at the same time."""
+    with ProcessPoolExecutor(copies, mp_context=_SPAWN) as pool:
+        return list(pool.map(train_here, [config] * copies))
+
+
+def tokens_per_second(config: Config, commits: Sequence[Commit]) -> float:
+    """Rate between the first and the last checkpoint, of all replicas together."""
+    first, last = commits[0], commits[-1]
+    tokens = config.training.batch_size * config.data.window_size * config.distributed.replicas
+    return tokens * (last.step - first.step) / (last.seconds - first.seconds)
+
+
+def step_seconds(setup: Setup, threads: int, steps: int = 20) -> float:
+    """Time a step, without Spark."""
+    config = setup.config(threads=threads, steps_of_round=steps, rounds=2)
+    (commits,) = train_apart(config)
+    return config.training.batch_size * config.data.window_size / tokens_per_second(config, commits)
+
+
+def steps_of_round(setup: Setup, threads: int) -> int:
+    return math.ceil(setup.round_seconds / step_seconds(setup, threads))
+
+
+def alternate(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+    """Measure all sides one after another, again and again, so that what else the machine does hits all of them."""
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(repeats):
+        for name, side in sides.items():
+            rates[name].append(side())
+            print(f"  {name}: {rates[name][-1]:,.0f} tokens/s", flush=True)
+    return rates
+
+
+def rate_table(rates: dict[str, list[float]], reference: str) -> str:
+    """Lay out rates, and their ratios to the reference in the same repeat."""
+    rows = []
+    for name, values in rates.items():
+        ratios = [value / base for value, base in zip(values, rates[reference], strict=True)]
+        rows.append([name, spread(values, ",.0f"), spread(ratios, ".3f")])
+    return markdown(["", "tokens/s", "ratio"], rows)
+
+
+def start_spark(master: str) -> TimedSpark:
+    return TimedSpark(SparkConfig(master=master, properties={"spark.ui.enabled": "false"}))
+
+
+def steady(setup: Setup) -> str:
+    """One replica with all cores, without Spark and through it."""
+    cores = usable_cores()
+    steps = steps_of_round(setup, cores)
+    config = partial(setup.config, threads=cores, steps_of_round=steps, rounds=setup.rounds + 1)
+    spark = start_spark("local[*]")
+    try:
+
+        def through_spark(exchange: str) -> float:
+            chosen = config(distributed__exchange=exchange)
+            return tokens_per_second(chosen, train(chosen, spark))
+
+        alone = config()
+        sides: dict[str, Callable[[], float]] = {
+            "without Spark": lambda: tokens_per_second(alone, train_apart(alone)[0]),
+            "Spark, by storage": lambda: through_spark("storage"),
+            "Spark, collectively": lambda: through_spark("collective"),
+        }
+        rates = alternate(sides, setup.repeats)
+    finally:
+        spark.stop()
+    introduction = f"One replica, {cores} threads, a checkpoint every {steps} steps (about {setup.round_seconds:g} s):"
+    return f"{introduction}\n\n{rate_table(rates, 'without Spark')}"
+
+
+def two(setup: Setup, master: str) -> tuple[str, float]:
+    """Two replicas with a core each against one; give also the seconds of one's step."""
+    steps = steps_of_round(setup, 1)
+    config = partial(setup.config, threads=1, steps_of_round=steps, rounds=setup.rounds + 1)
+    spark = start_spark(master)
+    reference = "one replica, without Spark"
+    try:
+
+        def through_spark(**distributed: object) -> float:
+            settings = {f"distributed__{name}": value for name, value in distributed.items()}
+            chosen = config(**settings)  # type: ignore[arg-type]
+            return tokens_per_second(chosen, train(chosen, spark))
+
+        alone, short = config(), min(_DILOCO_STEPS, steps)
+        together = partial(through_spark, replicas=2)
+        sides: dict[str, Callable[[], float]] = {
+            reference: lambda: tokens_per_second(alone, train_apart(alone)[0]),
+            "one replica, Spark, by storage": lambda: through_spark(exchange="storage"),
+            "two trainings that never meet, without Spark": lambda: sum(
+                tokens_per_second(alone, commits) for commits in train_apart(alone, copies=2)
+            ),
+            f"two replicas, diloco at {steps}, by storage": lambda: together(exchange="storage", diloco_steps=steps),
+            f"two replicas, diloco at {short}, collectively": lambda: together(
+                exchange="collective", diloco_steps=short
+            ),
+            "two replicas, allreduce, collectively": lambda: together(exchange="collective", strategy="allreduce"),
+        }
+        rates = alternate(sides, setup.repeats)
+    finally:
+        spark.stop()
+    seconds = setup.batch_size * setup.window / statistics.median(rates[reference])
+    introduction = (
+        f"One thread for each replica, Spark `{master}`, a checkpoint every {steps} steps (about "
+        f"{setup.round_seconds:g} s), {1000 * seconds:.0f} ms a step:"
+    )
+    return f"{introduction}\n\n{rate_table(rates, reference)}", seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A Spark job, as the driver saw it and as its tasks timed themselves."""
+
+    work: str
+    began: float
+    ended: float
+    tasks: Sequence[dict[str, float]]
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began
+
+    def slowest(self, part: str) -> float:
+        return max(task.get(part, 0.0) for task in self.tasks)
+
+
+class TimedSpark(OnSpark):
+    """Spark, with every job of training timed."""
+
+    def __init__(self, spark: SparkConfig) -> None:
+        super().__init__(spark)
+        self.jobs: list[Job] | None = None  # a list = to be timed
+
+    def heap_megabytes(self) -> float:
+        """Memory in use in the driver's JVM, after what is no longer needed has been let go."""
+        runtime = self._context._jvm.java.lang.Runtime.getRuntime()
+        runtime.gc()
+        return float(runtime.totalMemory() - runtime.freeMemory()) / 1e6
+
+    def seconds_of_tasks(self, number: int) -> float:
+        """Time a job of so many tasks that do nothing, and need no Python: what remains is mostly the driver's work."""
+        began = time.perf_counter()
+        self._session.range(0, number, 1, number).collect()
+        return time.perf_counter() - began
+
+    def _run_watched(self, watch: Watch) -> RunTasks:
+        plainly, jobs = super()._run_watched(watch), self.jobs
+        if jobs is None:
+            return plainly
+
+        def timed(work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
+            began = time.perf_counter()
+            answers = [json.loads(text) for text in plainly(partial(timed_task, work), orders, title)]
+            ended = time.perf_counter()
+            tasks = [answer["parts"] for answer in answers]
+            jobs.append(Job(work=work.__name__, began=began, ended=ended, tasks=tasks))
+            return [answer["answer"] for answer in answers]
+
+        return timed
+
+
+def timed_task(work: Callable[[str], str], order: str) -> str:
+    """Do a task of training on a worker, and tell how long its parts took."""
+    parts: dict[str, float] = {}
+
+    def timing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **named: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(*arguments, **named)
+            finally:
+                parts[name] = parts.get(name, 0.0) + time.perf_counter() - began
+
+        return timed
+
+    owners: list[tuple[Any, str, str]] = [
+        (by_storage, "replica_at", "load"),
+        (Trainer, "run", "steps"),
+        (by_storage, "_save_given", "give"),
+        (by_storage, "save_replica", "save"),
+    ]
+    with ExitStack() as stack:
+        for owner, attribute, name in owners:
+            stack.enter_context(mock.patch.object(owner, attribute, timing(name, getattr(owner, attribute))))
+        answer = timing("task", work)(order)
+    return json.dumps({"answer": answer, "parts": parts})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundCost:
+    """Where the time of a round went, in seconds; of parallel tasks the slowest counts."""
+
+    whole: float
+    steps: float
+    load: float  # finding the replica in memory, reading the mean and taking it
+    give: float
+    save: float
+    start: float  # what Spark adds to the slowest task
+    mean: float  # the second job, whole
+    commit: float
+
+    @property
+    def overhead(self) -> float:
+        return self.whole - self.steps
+
+
+def round_costs(jobs: Sequence[Job]) -> list[RoundCost]:
+    """Take the jobs of a training by storage apart: a round lasts until the next one begins."""
+    starts = [place for place, entry in enumerate(jobs) if entry.work == "round_task"]
+    costs = []
+    for place, following in itertools.pairwise(starts):
+        round_job, mean_job, next_job = jobs[place], jobs[place + 1], jobs[following]
+        whole = next_job.began - round_job.began
+        costs.append(
+            RoundCost(
+                whole=whole,
+                steps=round_job.slowest("steps"),
+                load=round_job.slowest("load"),
+                give=round_job.slowest("give"),
+                save=round_job.slowest("save"),
+                start=round_job.seconds - round_job.slowest("task"),
+                mean=mean_job.seconds,
+                commit=whole - round_job.seconds - mean_job.seconds,
+            )
+        )
+    return costs
+
+
+def sized(setup: Setup, parameters: int, **settings: object) -> Config:
+    """Settings of a model of about so many parameters, in rounds as short as can be."""
+    candidates = [
+        setup.config(
+            threads=1,
+            model__num_layers=6,
+            model__width=width,
+            data__window_size=32,
+            training__batch_size=1,
+            training__keep_checkpoints=2,
+            distributed__exchange="storage",
+            **{"steps_of_round": 2, "rounds": 8, **settings},  # type: ignore[arg-type]
+        )
+        for width in range(32, 1024, 32)
+    ]
+    return min(candidates, key=lambda config: abs(count_parameters(config, setup.vocab_size) - parameters))
+
+
+def rounds_by_storage(setup: Setup, sizes: Sequence[int], rounds: int) -> tuple[str, Cost]:
+    """Measure what rounds cost beyond their steps; give also a line through AdamW's."""
+    spark = start_spark("local[2]")
+    header = ["parameters", "optimiser", "overhead, s", "load", "steps", "give", "save", "Spark", "mean", "commit"]
+    rows, points = [], []
+    try:
+        for parameters in sizes:
+            for optimizer in ("adamw", "muon"):
+                settings: dict[str, object] = {"distributed__replicas": 2, "distributed__diloco_steps": 2}
+                config = sized(setup, parameters, rounds=rounds, training__optimizer=optimizer, **settings)
+                spark.jobs = []
+                train(config, spark)
+                costs = round_costs(spark.jobs)[WARM_UP_ROUNDS:]
+                number = count_parameters(config, setup.vocab_size)
+                parts = ("load", "steps", "give", "save", "start", "mean", "commit")
+                medians = [statistics.median(getattr(cost, part) for cost in costs) for part in parts]
+                overheads = [cost.overhead for cost in costs]
+                cells = [f"{number / 1e6:.1f} M", optimizer, spread(overheads, ".2f"), *(f"{m:.3f}" for m in medians)]
+                rows.append(cells)
+                print(f"  {cells}", flush=True)
+                if optimizer == "adamw":
+                    points.append((BYTES_PER_NUMBER * number, statistics.median(overheads)))
+    finally:
+        spark.stop()
+    introduction = (
+        "A round by storage of two replicas with one thread each: what it costs beyond its steps, and the medians of "
+        "its parts. *Spark* is what the first job takes longer than its slowest task, *mean* the whole second job:"
+    )
+    cost = fit_cost([size for size, _ in points], [seconds for _, seconds in points])
+    return f"{introduction}\n\n{markdown(header, rows)}", cost
+
+
+class MemoryWatcher(ConsoleWatcher):
+    """Looks at the driver's memory when the epoch is over, before the model is read for its sample."""
+
+    def __init__(self, spark: TimedSpark) -> None:
+        super().__init__(Console(quiet=True), quiet=True)
+        self._spark = spark
+        self.figures: list[float] = []
+
+    def epoch_done(self, record: EpochRecord) -> None:
+        status = Path("/proc/self/status").read_text()
+        peak = re.search(r"VmHWM:\s+(\d+) kB", status)
+        assert peak is not None
+        python = psutil.Process(os.getpid()).memory_info().rss / 1e6
+        self.figures = [python, int(peak[1]) * 1024 / 1e6, self._spark.heap_megabytes()]
+
+
+def driver_memory(config: Config) -> list[float]:
+    """Train in this process' Spark; give its resident memory, the peak of it, and the JVM's heap, in MB."""
+    spark = start_spark("local[2]")
+    watcher = MemoryWatcher(spark)
+    try:
+        train(config, spark, watcher)
+    finally:
+        spark.stop()
+    return watcher.figures
+
+
+def memory(setup: Setup, sizes: Sequence[int]) -> str:
+    """Compare the driver's memory for several sizes and numbers of replicas, each in a driver of its own."""
+    rows = []
+    for parameters in sizes:
+        for replicas in MEMORY_REPLICAS:
+            settings: dict[str, object] = {"distributed__replicas": replicas, "distributed__diloco_steps": 2}
+            config = sized(setup, parameters, training__optimizer="adamw", **settings)
+            with ProcessPoolExecutor(1, mp_context=_SPAWN) as pool:
+                figures = pool.submit(driver_memory, config).result()
+            number = count_parameters(config, setup.vocab_size)
+            given = number * BYTES_PER_NUMBER * replicas / 1e6
+            row = [
+                f"{number / 1e6:.1f} M",
+                str(replicas),
+                f"{given:,.0f} MB",
+                *(f"{value:,.0f} MB" for value in figures),
+            ]
+            rows.append(row)
+            print(f"  {row}", flush=True)
+    header = ["parameters", "replicas", "given in a round", "driver, Python", "its peak", "JVM heap after collection"]
+    return f"Memory of the driver after eight rounds by storage:\n\n{markdown(header, rows)}"
+
+
+def meet(rank: int, port_queue: Any, answers: Any, sizes: Sequence[int], repeats: int) -> None:
+    """Be one of two processes that meet again and again; the first one tells how long it took."""
+    torch.set_num_threads(1)
+    listener = hold_port("127.0.0.1") if rank == 0 else None
+    if listener is not None:
+        port_queue.put(listener.getsockname()[1])
+    port = listener.getsockname()[1] if listener is not None else port_queue.get()
+    everyone = [Whereabouts(host="127.0.0.1", port=port, gpus=0)] * 2
+    medians = []
+    with joined_group(rank, everyone, listener, 60) as group:
+        for size in sizes:
+            weights, seconds = {"weights": torch.randn(size // 1000, 1000)}, []
+            codec = Codec(kind="none", num_lossy=size)
+            for _ in range(repeats + WARM_UP_ROUNDS):
+                group.gather(["ready"])
+                began = time.perf_counter()
+                mean = group.mean([flatten(weights.values())], codec)
+                unflatten(mean.clone(), weights)
+                seconds.append(time.perf_counter() - began)
+            medians.append(statistics.median(seconds[WARM_UP_ROUNDS:]))
+    if rank == 0:
+        answers.put(medians)
+
+
+def collective_cost(sizes: Sequence[int], repeats: int = 20) -> tuple[str, Cost]:
+    """Time meetings of two processes of this machine."""
+    ports, answers = _SPAWN.Queue(), _SPAWN.Queue()
+    processes = [_SPAWN.Process(target=meet, args=(rank, ports, answers, sizes, repeats)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    medians = answers.get(timeout=300)
+    for process in processes:
+        process.join()
+    rows = [[f"{size / 1e6:g} M", f"{1000 * seconds:.1f} ms"] for size, seconds in zip(sizes, medians, strict=True)]
+    text = f"A collective meeting of two processes on one machine:\n\n{markdown(['numbers given', 'time'], rows)}"
+    return text, fit_cost([BYTES_PER_NUMBER * size for size in sizes], medians)
+
+
+def task_cost(repeats: int) -> tuple[str, float]:
+    """Time Spark jobs of few and of many tasks; give what one more task costs."""
+    spark = start_spark("local[2]")
+    try:
+        for number in _TASKS:
+            spark.seconds_of_tasks(number)
+        seconds = {number: [spark.seconds_of_tasks(number) for _ in range(repeats)] for number in _TASKS}
+    finally:
+        spark.stop()
+    few, many = (statistics.median(seconds[number]) for number in _TASKS)
+    rows = [[str(number), spread(values, ".3f")] for number, values in seconds.items()]
+    text = f"Spark jobs of tasks that do nothing, without Python, `local[2]`:\n\n{markdown(['tasks', 'seconds'], rows)}"
+    return text, max(0.0, (many - few) / (_TASKS[1] - _TASKS[0]))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--round-seconds", type=float, default=15.0)
+    parser.add_argument("--rounds", type=int, default=3, help="that are measured in a training")
+    parser.add_argument("--short-rounds", type=int, default=15, help="of a training in the part `round`")
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="parameters in the part `round`")
+    parser.add_argument("--memory-sizes", type=int, nargs="+", default=list(MEMORY_SIZES))
+    parser.add_argument("--master", default="local[2]", help="of the part `two`")
+    parser.add_argument("--vocab-size", type=int, default=4096)
+    parser.add_argument("--window", type=int, default=128)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--write", type=Path, metavar="FILE")
+    parser.add_argument("--name", default="measured", help="in the markers")
+    given = parser.parse_args()
+    if given.json is not None and not {"two", "round", "costs"} <= set(given.only):
+        parser.error("--json needs the parts two, round and costs")
+    return given
+
+
+def prepare_text(corpus: Path, vocab_size: int, folder: Folder) -> Dataset:
+    data = DataConfig(
+        corpus=str(corpus), tokenizer="bpe", vocab_size=vocab_size, validation_fraction=0.001, split="tail"
+    )
+    prepare(data, CleaningConfig(), folder, InProcess())
+    return Dataset(folder)
+
+
+def measure(given: argparse.Namespace, setup: Setup) -> str:
+    """Do the parts that are asked for, and put their tables together."""
+    texts, parameters = [], count_parameters(setup.config(threads=1, steps_of_round=1, rounds=1), setup.vocab_size)
+    if "steady" in given.only:
+        texts.append(steady(setup))
+    if "two" in given.only:
+        text, seconds_of_step = two(setup, given.master)
+        texts.append(text)
+    if "round" in given.only:
+        text, storage = rounds_by_storage(setup, given.sizes, given.short_rounds)
+        texts.append(text)
+    if "memory" in given.only:
+        texts.append(memory(setup, given.memory_sizes))
+    if "costs" in given.only:
+        text, collective = collective_cost(COLLECTIVE_SIZES)
+        tasks_text, seconds_per_task = task_cost(max(5, given.repeats))
+        texts += [text, tasks_text]
+    if given.json is not None:
+        measured = Measured(
+            machine=machine(),
+            parameters=parameters,
+            step_seconds=seconds_of_step,
+            tokens_per_step=setup.batch_size * setup.window,
+            collective=collective,
+            storage=storage,
+            seconds_per_task=seconds_per_task,
+        )
+        given.json.write_text(measured.model_dump_json(indent=1))
+    introduction = (
+        f"{machine()}. `gpt`, {setup.layers} × {setup.width}, {parameters / 1e6:.2f} M parameters, "
+        f"{setup.batch_size} windows of {setup.window} tokens a step, unless said otherwise; repeats: {setup.repeats}."
+    )
+    return "\n\n".join([introduction, *texts])
+
+
+def main() -> None:
+    given = parse()
+    with tempfile.TemporaryDirectory() as place:
+        dataset = prepare_text(given.corpus, given.vocab_size, Folder(place) / "dataset")
+        setup = Setup(
+            dataset=(Folder(place) / "dataset").url,
+            vocab_size=dataset.manifest.vocab_size,
+            window=given.window,
+            batch_size=given.batch_size,
+            layers=given.layers,
+            width=given.width,
+            round_seconds=given.round_seconds,
+            rounds=given.rounds,
+            repeats=given.repeats,
+        )
+        text = measure(given, setup)
+    if given.write is None:
+        print(text)
+    else:
+        rewrite(given.write, "scaling", given.name, text)
+
+
+if __name__ == "__main__":
+    main()
