@@ -126,7 +126,9 @@ def test_meeting_by_storage_gives_the_bits_of_meeting_in_memory(
 ) -> None:
     config = tiny_config(corpus_file, *STRATEGIES[strategy], *more, "distributed.replicas=3")
     expected = model_bytes(config, tmp_path / "memory")
+    assert model_bytes(config, tmp_path / "without slices", ByStorage()) == expected
     monkeypatch.setattr(by_storage, "_SMALLEST_SLICE", BLOCK)
+    monkeypatch.setattr(by_storage, "MOST_WITHOUT_SLICES", 1)
     assert model_bytes(config, tmp_path / "storage", ByStorage()) == expected
     assert model_bytes(config, tmp_path / "backwards", ByStorage(reversed)) == expected
     commit = read_commit(Folder(str(tmp_path / "storage")), latest_step(Folder(str(tmp_path / "storage"))))

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Literal
 
+import safetensors
 import safetensors.torch
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -26,6 +27,7 @@ from sparklm.errors import UserError
 from sparklm.records import read_record
 from sparklm.storage import Buffer, Folder
 from sparklm.training.metrics import EpochTotals
+from sparklm.training.vectors import Codec, ordered_mean, slice_bounds
 
 CHECKPOINTS = "checkpoints"
 _COMMIT = "commit.json"
@@ -39,6 +41,15 @@ class SavedFile(BaseModel):
     model_config = ConfigDict(frozen=True)
     name: str
     sha256: str
+
+
+class Given(BaseModel):
+    """What a replica has given to a meeting: a file with a tensor of bytes for every slice."""
+
+    model_config = ConfigDict(frozen=True)
+    name: str
+    vector_length: int
+    slice_sha256: Sequence[str]
 
 
 class ReplicaPart(BaseModel):
@@ -59,7 +70,8 @@ class Commit(BaseModel):
     step: int
     shared: SavedFile
     replicas: Sequence[ReplicaPart]
-    mean: Sequence[SavedFile] = ()
+    mean: Sequence[SavedFile] = ()  # slices of what is to be taken, or, where that is not there,
+    given: Sequence[Given] = ()  # what it is the mean of
 
 
 def step_folder(run: Folder, step: int) -> Folder:
@@ -74,7 +86,7 @@ def new_attempt() -> str:
 
 def save_tensors(folder: Folder, name: str, tensors: dict[str, Tensor]) -> SavedFile:
     """Write tensors into a file of their own, straight from where they lie."""
-    parts = _as_safetensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    parts = as_safetensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
@@ -103,7 +115,7 @@ def load_tensors(folder: Folder, file: SavedFile) -> dict[str, Tensor]:
     return tensors
 
 
-def _as_safetensors(tensors: dict[str, Tensor]) -> list[Buffer]:
+def as_safetensors(tensors: dict[str, Tensor]) -> list[Buffer]:
     """Lay tensors out as the safetensors format asks: a header, then their bytes.
 
     The library's own `save` copies everything twice on the way, which is half of the time that a round's saving takes.
@@ -126,11 +138,35 @@ def save_mean(folder: Folder, number: int, values: Tensor) -> SavedFile:
     return save_tensors(folder, f"mean-{number:04d}-{new_attempt()}", {"mean": values})
 
 
-def load_mean(run: Folder, commit: Commit) -> Tensor | None:
-    """Read the mean that a checkpoint's replicas have yet to take, all slices of it; None where there is none."""
+def load_mean(run: Folder, commit: Commit, codec: Codec) -> Tensor:
+    """Read the mean that a checkpoint's replicas have yet to take, or take it."""
     folder = step_folder(run, commit.step)
+    if commit.given:
+        return ordered_mean(load_given(folder, given, 0, codec) for given in commit.given)
     slices = [load_tensors(folder, file)["mean"] for file in commit.mean]
-    return torch.cat(slices) if slices else None
+    return slices[0] if len(slices) == 1 else torch.cat(slices)
+
+
+def load_given(folder: Folder, given: Given, number: int, codec: Codec) -> Tensor:
+    """Read one slice of what was given, and nothing else of its file but the header."""
+    local = folder.local_path(given.name)
+    if local is not None:
+        with safetensors.safe_open(local, framework="pt") as file:
+            data = file.get_tensor(str(number))
+    else:
+        header_stop = 8 + int.from_bytes(folder.read_range(given.name, 0, 8), "little")
+        header = json.loads(folder.read_range(given.name, 8, header_stop))
+        start, stop = (header_stop + offset for offset in header[str(number)]["data_offsets"])
+        data = torch.frombuffer(bytearray(folder.read_range(given.name, start, stop)), dtype=torch.uint8)
+    if tensor_digest(data) != given.slice_sha256[number]:
+        raise UserError(f"{folder.address(given.name)} does not fit its checksum: the file is damaged")
+    first, last = slice_bounds(given.vector_length, len(given.slice_sha256))[number]
+    return codec.decode(data, first, last - first)
+
+
+def tensor_digest(data: Tensor) -> str:
+    """Give a checksum of a tensor of bytes."""
+    return hashlib.sha256(data.numpy().data).hexdigest()[:32]
 
 
 def load_replica(run: Folder, commit: Commit, replica: int) -> dict[str, Tensor]:

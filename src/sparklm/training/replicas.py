@@ -39,9 +39,7 @@ def replica_at(run: Folder, step: int, replica: int, most_in_memory: int = 1) ->
         tensors = load_replica(run, commit, replica)
         trainer.restore(step=step, tensors=tensors, totals=commit.replicas[replica].totals)
     if trainer.awaits_mean:
-        mean = load_mean(run, commit)
-        assert mean is not None, "replicas that meet leave a mean"
-        trainer.take(mean)
+        trainer.take(load_mean(run, commit, trainer.codec))
     return trainer
 
 

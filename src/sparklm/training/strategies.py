@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
@@ -55,16 +56,19 @@ def plan_rounds(plan: WindowPlan, config: Config, first_step: int = 0) -> Iterat
 
 def outer_step(
     weights: Tensor, mean_change: Tensor, momentum: Tensor | None, distributed: DistributedConfig
-) -> tuple[Tensor, Tensor | None]:
-    """Move the weights of the last meeting against the mean of the changes since; give them and the new momentum.
+) -> Tensor | None:
+    """Move the weights of the last meeting, in place, against the mean of the changes since; give the new momentum.
 
     A change is the old weights less the new ones: a gradient, as far as the outer optimiser is concerned.
     """
     if distributed.strategy == "averaging":
-        return weights - mean_change, None
+        weights.sub_(mean_change)
+        return None
     memory = distributed.outer_momentum
-    momentum = mean_change.clone() if momentum is None else momentum * memory + mean_change
-    return weights - distributed.outer_learning_rate * (mean_change + memory * momentum), momentum
+    momentum = mean_change.clone() if momentum is None else momentum.mul_(memory).add_(mean_change)
+    step = torch.add(mean_change, momentum, alpha=memory)
+    weights.sub_(step, alpha=distributed.outer_learning_rate)
+    return momentum
 
 
 def _next_multiple(step: int, every: int) -> int:

@@ -77,11 +77,16 @@ class Codec:
 
     def encode(self, values: Tensor, start: int) -> Tensor:
         """Give the bytes of a slice that begins at a place of the vector."""
-        lossy, exact = self._divide(values, start)
-        return torch.cat([*(part.contiguous().view(torch.uint8) for part in (*self._shrink(lossy), exact))])
+        if self.kind == "none":
+            return values.contiguous().view(torch.uint8)
+        border = max(0, min(values.numel(), self.num_lossy - start))
+        parts = (*self._shrink(values[:border]), values[border:])
+        return torch.cat([part.contiguous().view(torch.uint8) for part in parts])
 
     def decode(self, data: Tensor, start: int, length: int) -> Tensor:
         """Give the numbers of a slice from its bytes."""
+        if self.kind == "none" and data.storage_offset() % 4 == 0:
+            return data.view(torch.float32)
         num_lossy = max(0, min(length, self.num_lossy - start))
         num_bytes = data.numel() - 4 * (length - num_lossy)
         # Bytes are copied before they are read as numbers: numbers must begin at places that fit them.
@@ -98,13 +103,7 @@ class Codec:
         lossy = {"none": 4 * num_lossy, "int8": num_lossy + 4 * -(-num_lossy // BLOCK)}.get(self.kind, 2 * num_lossy)
         return lossy + 4 * (length - num_lossy)
 
-    def _divide(self, values: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        border = max(0, min(values.numel(), self.num_lossy - start))
-        return values[:border], values[border:]
-
     def _shrink(self, values: Tensor) -> Sequence[Tensor]:
-        if self.kind == "none":
-            return [values]
         if self.kind == "int8":
             padded = torch.nn.functional.pad(values, (0, -values.numel() % BLOCK)).view(-1, BLOCK)
             scales = padded.abs().amax(dim=1, keepdim=True) / _INT8_STEPS
