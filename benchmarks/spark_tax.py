@@ -339,7 +339,7 @@ class RoundCost:
     give: float
     save: float
     start: float  # what Spark adds to the slowest task
-    mean: float  # the second job, whole
+    mean: float  # the second job, whole, where replicas are so many that there is one
     commit: float
 
     @property
@@ -352,8 +352,9 @@ def round_costs(jobs: Sequence[Job]) -> list[RoundCost]:
     starts = [place for place, entry in enumerate(jobs) if entry.work == "round_task"]
     costs = []
     for place, following in itertools.pairwise(starts):
-        round_job, mean_job, next_job = jobs[place], jobs[place + 1], jobs[following]
+        round_job, next_job = jobs[place], jobs[following]
         whole = next_job.began - round_job.began
+        mean = sum(job.seconds for job in jobs[place + 1 : following])
         costs.append(
             RoundCost(
                 whole=whole,
@@ -362,8 +363,8 @@ def round_costs(jobs: Sequence[Job]) -> list[RoundCost]:
                 give=round_job.slowest("give"),
                 save=round_job.slowest("save"),
                 start=round_job.seconds - round_job.slowest("task"),
-                mean=mean_job.seconds,
-                commit=whole - round_job.seconds - mean_job.seconds,
+                mean=mean,
+                commit=whole - round_job.seconds - mean,
             )
         )
     return costs
@@ -390,7 +391,7 @@ def sized(setup: Setup, parameters: int, **settings: object) -> Config:
 def rounds_by_storage(setup: Setup, sizes: Sequence[int], rounds: int) -> tuple[str, Cost]:
     """Measure what rounds cost beyond their steps; give also a line through AdamW's."""
     spark = start_spark("local[2]")
-    header = ["parameters", "optimiser", "overhead, s", "load", "steps", "give", "save", "Spark", "mean", "commit"]
+    header = ["parameters", "optimiser", "overhead, s", "load", "steps", "give", "save", "Spark", "commit"]
     rows, points = [], []
     try:
         for parameters in sizes:
@@ -401,7 +402,7 @@ def rounds_by_storage(setup: Setup, sizes: Sequence[int], rounds: int) -> tuple[
                 train(config, spark)
                 costs = round_costs(spark.jobs)[WARM_UP_ROUNDS:]
                 number = count_parameters(config, setup.vocab_size)
-                parts = ("load", "steps", "give", "save", "start", "mean", "commit")
+                parts = ("load", "steps", "give", "save", "start", "commit")
                 medians = [statistics.median(getattr(cost, part) for cost in costs) for part in parts]
                 overheads = [cost.overhead for cost in costs]
                 cells = [f"{number / 1e6:.1f} M", optimizer, spread(overheads, ".2f"), *(f"{m:.3f}" for m in medians)]
@@ -413,7 +414,7 @@ def rounds_by_storage(setup: Setup, sizes: Sequence[int], rounds: int) -> tuple[
         spark.stop()
     introduction = (
         "A round by storage of two replicas with one thread each: what it costs beyond its steps, and the medians of "
-        "its parts. *Spark* is what the first job takes longer than its slowest task, *mean* the whole second job:"
+        "its parts. *Spark* is what the job takes longer than its slowest task:"
     )
     cost = fit_cost([size for size, _ in points], [seconds for _, seconds in points])
     return f"{introduction}\n\n{markdown(header, rows)}", cost

@@ -12,7 +12,7 @@ from sparklm.spark.barrier import RankOrder, barrier_query
 from sparklm.spark.cluster import ClusterFacts, read_cluster, share_of_cores, wait_for_executors
 from sparklm.spark.duplicates import find_duplicates_in_files
 from sparklm.spark.memory import check_executor_memory
-from sparklm.spark.session import session_for_orders, start_session
+from sparklm.spark.session import start_session
 from sparklm.spark.supervision import Supervisor
 from sparklm.spark.tables import TableCorpus
 from sparklm.spark.taskmetrics import job_group_figures
@@ -40,7 +40,6 @@ class OnSpark:
     def __init__(self, spark: SparkConfig) -> None:
         self._master = spark.master
         self._session: SparkSession = start_session(spark)
-        self._for_orders = session_for_orders(self._session)
         self._exchange = Exchange(kind="storage", reason="nothing was chosen yet")
         self._facts: ClusterFacts | None = None
 
@@ -169,7 +168,7 @@ class OnSpark:
     def _run_watched(self, watch: Watch) -> RunTasks:
         def run_watched(work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
             self._context.setJobDescription(title)
-            return run_tasks(self._for_orders, orders, work, watch=watch)
+            return run_tasks(self._session, orders, work, watch=watch)
 
         return run_watched
 

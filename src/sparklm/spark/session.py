@@ -90,19 +90,6 @@ def start_session(spark: SparkConfig) -> SparkSession:
         ) from error
 
 
-def session_for_orders(session: SparkSession) -> SparkSession:
-    """Give a session of the same application for queries that only hand out orders.
-
-    Such a query is planned anew for every round and reads no data: compiling it would be most of its time (0.27 s a
-    job with two tasks, 0.18 s without).
-    """
-    light = session.newSession()
-    light.conf.set("spark.sql.adaptive.enabled", "false")
-    light.conf.set("spark.sql.codegen.wholeStage", "false")
-    light.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
-    return light
-
-
 def check_master(master: str) -> None:
     """Refuse what Spark could not understand, before a JVM is started only to say so."""
     if re.fullmatch(r"local(\[[^\]]+\])?|local-cluster\[.+\]|spark://.+|yarn|k8s://.+", master) is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparklm.errors import JobError, TrainingDivergedError, UserError
 
@@ -23,6 +23,15 @@ Watch = Callable[[], None]
 ANSWER_SCHEMA = "place long, value string, user_error string, diverged string"
 
 
+class Answer(NamedTuple):
+    """What the work on an order came to. The fields are those of `ANSWER_SCHEMA`."""
+
+    place: int
+    value: str | None = None
+    user_error: str | None = None
+    diverged: str | None = None
+
+
 def run_tasks(
     session: SparkSession,
     orders: Sequence[str],
@@ -33,56 +42,68 @@ def run_tasks(
     """Run one task per order, or at most so many tasks with several orders each; give the answers in order.
 
     `work` is sent by name: the worker imports its module, and nothing else. `watch` is called again and again while
-    tasks run, and may raise to end them.
+    tasks run, and may raise to end them. Orders are handed out through an RDD, because there is nothing to plan: a job
+    of two tasks takes 0.08 s, as a query with `mapInArrow` 0.14 s.
     """
     num_tasks = min(len(orders), most_tasks or len(orders))
 
-    def run(batches: Iterator[Any]) -> Iterator[Any]:
-        for place in (place for batch in batches for place in batch.column(0).to_pylist()):
-            yield from answer(place, partial(work, orders[place]))
+    def run(places: Iterator[int]) -> Iterator[Answer]:
+        return (reply(place, partial(work, orders[place])) for place in places)
 
-    return collect_answers(
-        session, lambda: session.range(0, len(orders), 1, num_tasks).mapInArrow(run, ANSWER_SCHEMA), watch
-    )
+    def job() -> list[Any]:
+        places = session.sparkContext.parallelize(range(len(orders)), num_tasks)
+        return list(places.mapPartitions(run).collect())
+
+    return _in_order(_run_job(session, job, watch))
+
+
+def reply(place: int, work: Callable[[], str]) -> Answer:
+    """Do some work on a worker, and give what it comes to."""
+    try:
+        return Answer(place=place, value=work())
+    except UserError as error:
+        return Answer(place=place, user_error=str(error))
+    except TrainingDivergedError as error:
+        return Answer(place=place, diverged=str(error))
 
 
 def answer(place: int, work: Callable[[], str]) -> Iterator[Any]:
-    """Give, on a worker, what some work answers, as a row of `ANSWER_SCHEMA`."""
+    """Do some work on a worker, and give what it comes to as an Arrow batch of `ANSWER_SCHEMA`."""
+    import pyarrow
 
-    def rows() -> Iterator[Any]:
-        import pyarrow
-
-        nothing = pyarrow.array([None], pyarrow.string())
-        yield pyarrow.RecordBatch.from_pydict(
-            {
-                "place": pyarrow.array([place], pyarrow.int64()),
-                "value": pyarrow.array([work()], pyarrow.string()),
-                "user_error": nothing,
-                "diverged": nothing,
-            }
-        )
-
-    return guarded(rows(), ANSWER_SCHEMA)
+    found = reply(place, work)
+    columns: dict[str, Any] = {"place": pyarrow.array([found.place], pyarrow.int64())}
+    for name in ("value", "user_error", "diverged"):
+        columns[name] = pyarrow.array([getattr(found, name)], pyarrow.string())
+    yield pyarrow.RecordBatch.from_pydict(columns)
 
 
 def collect_answers(session: SparkSession, query: Callable[[], DataFrame], watch: Watch | None = None) -> list[str]:
     """Collect the answers of a query, in the order of their places."""
-    return [row.value for row in sorted(run_query(session, query, watch), key=lambda row: row.place)]
+    return _in_order(run_query(session, query, watch))
 
 
 def run_query(session: SparkSession, query: Callable[[], DataFrame], watch: Watch | None = None) -> list[Row]:
     """Make a query and collect its rows, free to be interrupted; what tasks say the user did wrong is raised here."""
+    return _run_job(session, lambda: query().collect(), watch)
+
+
+def _in_order(answers: Sequence[Any]) -> list[str]:
+    return [answer.value for answer in sorted(answers, key=lambda answer: answer.place)]
+
+
+def _run_job(session: SparkSession, job: Callable[[], list[Any]], watch: Watch | None) -> list[Any]:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
-        rows = _interruptibly(session, lambda: query().collect(), watch)
+        rows = _interruptibly(session, job, watch)
     except (PySparkException, Py4JError) as error:
         raise JobError(f"Spark gave up: {reason(error)}") from error
     for row in rows:
-        if "user_error" in row and row.user_error is not None:
+        if getattr(row, "user_error", None) is not None:
             raise UserError(row.user_error)
-        if "diverged" in row and row.diverged is not None:
+        if getattr(row, "diverged", None) is not None:
             raise TrainingDivergedError(row.diverged)
     return rows
 
