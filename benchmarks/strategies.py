@@ -145,7 +145,7 @@ def methods(outer_rates: Sequence[float]) -> list[Method]:
             },
         )
         for rate in outer_rates
-        for steps in (50, 500)
+        for steps in (50, 100, 500)
     ]
     allreduce = Method(name="allreduce", settings={"distributed.strategy": "allreduce"})
     return [Method(name="single", settings={}), allreduce, *averaging, *diloco]
