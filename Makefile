@@ -1,17 +1,21 @@
 # make run     set up, then train on the built-in sample        make setup   set up alone
-# make test    run every test                                   make lint    style and types
+# make test    run the tests                                    make lint    style and types
+# make test-long   the long matrices: every loss of a process by every exchange; TIMES=10 repeats them
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test lint format setup clean
+.PHONY: run test test-long lint format setup clean
 
 run: $(VENV)/.installed
 	$(BIN)/sparklm train $(ARGS)
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(ARGS)
+
+test-long: $(VENV)/.installed-dev
+	for time in $$(seq $(or $(TIMES),1)); do $(BIN)/python -m pytest -m 'long or spark' tests/faults tests/cluster tests/unit/test_memory.py || exit 1; done
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

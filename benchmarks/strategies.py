@@ -1,7 +1,7 @@
 """Every strategy on the same text, with the same tokens, the same global batch and the same schedule: a table.
 
     python benchmarks/strategies.py CORPUS --json FILE [--tokens 2_000_000] [--replicas 2] [--master local[2]]
-        [--write docs/distributed.md --name NAME] [--only single allreduce "diloco at 500"] [--outer 0.7 0.9]
+        [--write docs/distributed.md --name NAME] [--only single allreduce "diloco at 500"] [--outer 0.8 0.9]
     python benchmarks/strategies.py --json FILE [--write docs/distributed.md --name NAME]
 
 CORPUS is a file or a folder of text. Results are kept in FILE row by row: rows that are there are not trained again,
@@ -137,7 +137,7 @@ def methods(outer_rates: Sequence[float]) -> list[Method]:
     ]
     diloco = [
         Method(
-            name=f"diloco at {steps}" + (f", outer rate {rate:g}" if rate != 0.7 else ""),
+            name=f"diloco at {steps}" + (f", outer rate {rate:g}" if rate != 0.8 else ""),
             settings={
                 "distributed.strategy": "diloco",
                 "distributed.diloco_steps": steps,
@@ -340,8 +340,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="of a replica; its share of the cores if left out")
     parser.add_argument("--seed", type=int, default=1337)
     parser.add_argument("--optimizers", nargs="+", default=list(RATES), choices=list(RATES))
-    parser.add_argument("--outer", nargs="+", type=float, default=[0.7], help="outer learning rates of diloco")
-    parser.add_argument("--outer-momentum", type=float, default=0.9)
+    parser.add_argument("--outer", nargs="+", type=float, default=[0.8], help="outer learning rates of diloco")
+    parser.add_argument("--outer-momentum", type=float, default=0.5)
     parser.add_argument("--only", nargs="+", metavar="STRATEGY", help="rows to train, by their names in the table")
     parser.add_argument("--write", type=Path, metavar="FILE")
     parser.add_argument("--name", default="books", help="in the markers")

@@ -128,13 +128,17 @@ def test_the_number_of_slots_does_not_matter(corpus_file: Path, tmp_path: Path) 
     if shutil.which("java") is None:
         pytest.skip("no Java on this machine")
     expected = bytes_of_every_strategy(corpus_file, tmp_path / "here", replicas=4)
-    for slots in (1, 2, 3):
-        out = tmp_path / f"slots{slots}"
-        end_well(driver("-m", "tests.train_strategies", f"local[{slots}]", str(corpus_file), str(out), "4", "storage"))
-        assert_same(expected, out, "storage")
+    arguments = ("-m", "tests.train_strategies")
+    drivers = {
+        slots: driver(*arguments, f"local[{slots}]", str(corpus_file), str(tmp_path / str(slots)), "4", "storage")
+        for slots in (1, 2, 3)
+    }
+    for slots, process in drivers.items():
+        end_well(process)
+        assert_same(expected, tmp_path / str(slots), "storage")
 
 
-@pytest.mark.parametrize("exchange", ["storage", "collective"])
+@pytest.mark.parametrize("exchange", ["storage", pytest.param("collective", marks=pytest.mark.long)])
 def test_a_killed_executor_and_a_killed_driver_do_not_change_the_bits(
     master_url: str, corpus_file: Path, tmp_path: Path, exchange: str
 ) -> None:

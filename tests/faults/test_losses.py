@@ -81,8 +81,20 @@ def expected(corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> byt
     return (run / "model.zip").read_bytes()
 
 
-@pytest.mark.parametrize("exchange", ["storage", "collective"])
-@pytest.mark.parametrize(("act", "replica", "step"), [(kill, 1, 40), (stop, 0, 40), (starve, 0, 0)])
+long = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("exchange", "act", "replica", "step"),
+    [
+        ("storage", kill, 1, 40),
+        ("collective", kill, 1, 40),
+        pytest.param("storage", stop, 0, 40, marks=long),
+        pytest.param("collective", stop, 0, 40, marks=long),
+        pytest.param("storage", starve, 0, 0, marks=long),
+        pytest.param("collective", starve, 0, 0, marks=long),
+    ],
+)
 def test_a_replica_that_is_lost_is_replaced_and_the_bits_stay(
     on_spark: OnSpark,
     corpus_file: Path,
@@ -104,8 +116,17 @@ def test_a_replica_that_is_lost_is_replaced_and_the_bits_stay(
     assert any("retry 1 of 3" in note for note in watcher.notes)
 
 
-@pytest.mark.parametrize("exchange", ["storage", "collective"])
-@pytest.mark.parametrize(("act", "told"), [(kill, ""), (stop, ""), (starve, "File too large")])
+@pytest.mark.parametrize(
+    ("exchange", "act", "told"),
+    [
+        ("storage", kill, ""),
+        ("storage", starve, "File too large"),
+        ("collective", stop, ""),
+        pytest.param("collective", kill, "", marks=long),
+        pytest.param("storage", stop, "", marks=long),
+        pytest.param("collective", starve, "File too large", marks=long),
+    ],
+)
 def test_a_replica_that_cannot_be_replaced_ends_the_run_with_one_error(
     on_spark: OnSpark, corpus_file: Path, tmp_path: Path, exchange: str, act: Callable[[Beat], None], told: str
 ) -> None:
@@ -119,7 +140,6 @@ def test_a_replica_that_cannot_be_replaced_ends_the_run_with_one_error(
     began = time.monotonic()
     with harm(tmp_path / "run", 1, 0, act) as done, pytest.raises(JobError) as caught:
         run_job(tiny_config(corpus_file, *settings), tmp_path / "run", on_spark)
-    print(caught.value)
     assert done
     assert time.monotonic() - began < 60
     assert "Gave up after 0 retries" in str(caught.value)

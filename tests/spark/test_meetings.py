@@ -21,7 +21,7 @@ pytestmark = pytest.mark.spark
 def test_storage_and_collective_give_the_bits_of_one_process(
     on_spark: OnSpark, corpus_file: Path, tmp_path: Path, strategy: str
 ) -> None:
-    shared = (*STRATEGIES[strategy], "training.ema_decay=0.9", "distributed.compress=fp16", "training.max_steps=11")
+    shared = (*STRATEGIES[strategy], "training.ema_decay=0.9", "distributed.compress=fp16", "training.max_steps=6")
     config = tiny_config(corpus_file, *shared)
     run_job(config, tmp_path / "here")
     expected = (tmp_path / "here" / "model.zip").read_bytes()

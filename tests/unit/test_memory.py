@@ -60,8 +60,11 @@ def test_the_estimate_is_told_part_by_part() -> None:
     "assignments",
     [
         ["model.width=320", "model.num_layers=4", "training.batch_size=8", "training.optimizer=adamw"],
-        ["model.architecture=lstm", "model.width=64", "model.num_layers=1"],
-        ["model.architecture=dense", "model.width=1024", "model.embedding_size=64", "training.optimizer=nesterov"],
+        pytest.param(["model.architecture=lstm", "model.width=64", "model.num_layers=1"], marks=pytest.mark.long),
+        pytest.param(
+            ["model.architecture=dense", "model.width=1024", "model.embedding_size=64", "training.optimizer=nesterov"],
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["middling gpt", "small lstm", "dense"],
 )

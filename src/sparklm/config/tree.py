@@ -280,9 +280,9 @@ class DistributedConfig(Section):
     average_optimizer: bool = Field(
         True, description="averaging: average the optimiser's memory as well; false = each replica keeps its own"
     )
-    diloco_steps: PositiveInt = Field(50, description="diloco: steps between two meetings")
-    outer_learning_rate: Annotated[float, Field(gt=0)] = Field(0.7, description="diloco: of the outer optimiser")
-    outer_momentum: Fraction = Field(0.9, description="diloco: of the outer optimiser")
+    diloco_steps: PositiveInt = Field(100, description="diloco: steps between two meetings")
+    outer_learning_rate: Annotated[float, Field(gt=0)] = Field(0.8, description="diloco: of the outer optimiser")
+    outer_momentum: Fraction = Field(0.5, description="diloco: of the outer optimiser")
     compress: Literal["none", "fp16", "bf16", "int8"] = Field(
         "none", description="numbers in which replicas give what they have learned; what is lost is given next time"
     )
