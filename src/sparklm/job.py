@@ -27,7 +27,7 @@ from sparklm.text.prepare import check_corpus, corpus_address, is_unchanged, pre
 from sparklm.text.shards import Dataset, Manifest, is_dataset
 from sparklm.text.windows import DocumentWindows
 from sparklm.training.fit import FitResult, Watcher, fit
-from sparklm.training.heartbeat import PROGRESS
+from sparklm.training.heartbeat import clear_beats
 from sparklm.training.metrics import METRICS, EpochRecord
 from sparklm.training.placement import Placement
 from sparklm.training.replicas import replica_at
@@ -89,7 +89,7 @@ def train(
     if result.stopped_early:
         watcher.note(f"stopped early after epoch {len(result.records)}: validation no longer improves")
     watcher.stage("Writing the model")
-    (run / PROGRESS).remove()
+    clear_beats(run)
     placement.run_tasks(write_model_task, [ModelOrder.of(run, result.model_step)], "sparklm: write the model")
     trained = load_model(run.address(MODEL))
     sample = _write_sample(run, config, trained, dataset, watcher)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from sparklm.errors import JobError, TrainingDivergedError, UserError
 from sparklm.storage import Folder
-from sparklm.training.heartbeat import PROGRESS, Beat, read_beat
+from sparklm.training.heartbeat import Beat, clear_beats, read_beat
 from sparklm.training.loop import StepCallback
 
 _LOOK_SECONDS = 0.5
@@ -30,7 +30,7 @@ class Supervisor:
         self._seen: list[Beat | None] = []
         self._changed_at = self._next_look = self._next_count = clock()
         self._shown = -1
-        (run / PROGRESS).remove()
+        clear_beats(run)
 
     def __call__(self) -> None:
         """Pass on the progress of the first replica; refuse to wait on when nothing has moved for too long."""

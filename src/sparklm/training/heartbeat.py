@@ -6,12 +6,12 @@ file what went wrong. They say nothing that a result depends on.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -63,7 +63,7 @@ class Heartbeat:
             self._beat = self._beat.model_copy(update={"beats": self._beat.beats + 1})
             self._write()
 
-    @contextmanager
+    @contextlib.contextmanager
     def telling_failures(self) -> Iterator[None]:
         """Leave in the file what goes wrong, and let it go on its way."""
         try:
@@ -80,6 +80,12 @@ class Heartbeat:
     def _write(self) -> None:
         name = f"replica-{self._beat.replica:04d}.json"
         self._folder.write_bytes(name, self._beat.model_dump_json().encode(), durable=False)
+
+
+def clear_beats(run: Folder) -> None:
+    """Forget what replicas said; one that was given up may still be writing, which does no harm."""
+    with contextlib.suppress(OSError):
+        (run / PROGRESS).remove()
 
 
 def read_beat(run: Folder, replica: int) -> Beat | None:

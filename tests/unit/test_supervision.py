@@ -1,0 +1,100 @@
+"""Silence and failures of replicas, as the driver sees them: without a cluster, with a clock that the test moves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparklm.errors import JobError, TrainingDivergedError, UserError
+from sparklm.spark.supervision import Supervisor
+from sparklm.storage import Folder
+from sparklm.training.heartbeat import Heartbeat, read_beat
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Folder:
+    return Folder(str(tmp_path / "run"))
+
+
+def failing(run: Folder, replica: int, error: BaseException) -> None:
+    heartbeat = Heartbeat(run, replica, step=7)
+    with pytest.raises(type(error)), heartbeat.telling_failures():
+        raise error
+
+
+def test_progress_is_passed_on_once_for_each_step(run: Folder) -> None:
+    clock, told = Clock(), []
+    supervisor = Supervisor(run, 2, 60, lambda step, loss: told.append((step, loss)), clock)
+    heartbeat = Heartbeat(run, 0, 0, clock)
+    for step in (1, 2):
+        clock.now += 2
+        heartbeat.step(step, 5.0 - step)
+        supervisor()
+        supervisor()
+    assert told == [(1, 4.0), (2, 3.0)]
+
+
+def test_silence_is_borne_for_the_timeout_and_no_longer(run: Folder) -> None:
+    clock = Clock()
+    supervisor = Supervisor(run, 2, 60, clock=clock)
+    heartbeat = Heartbeat(run, 1, 0, clock)
+    for _ in range(20):
+        clock.now += 30
+        heartbeat.step(int(clock.now), 1.0)
+        supervisor()
+    for _ in range(10):
+        clock.now += 6
+        supervisor()
+    clock.now += 7
+    with pytest.raises(
+        JobError, match=r"nothing was heard of any replica for 60 s \(distributed.timeout_seconds\)"
+    ) as told:
+        supervisor()
+    explained = supervisor.explain(told.value)
+    assert "replica 1 on" in str(explained)
+    assert "was last heard of at step 600" in str(explained)
+
+
+def test_replicas_that_never_begin_are_told_as_such(run: Folder) -> None:
+    clock = Clock()
+    supervisor = Supervisor(run, 2, 60, clock=clock)
+    supervisor()
+    clock.now = 61
+    with pytest.raises(JobError, match=r"no replica has begun to work within 60 s.*sparklm doctor"):
+        supervisor()
+
+
+def test_what_a_replica_said_at_its_end_is_told_with_its_name_and_place(run: Folder) -> None:
+    supervisor = Supervisor(run, 2, 60)
+    Heartbeat(run, 0, step=5)
+    failing(run, 1, OSError("the disk is full"))
+    explained = supervisor.explain(JobError("Spark gave up: something"))
+    assert isinstance(explained, JobError)
+    beat = read_beat(run, 1)
+    assert f"replica 1 on {beat.host} (process {beat.process_id}), at step 7, ended with:" in str(explained)
+    assert "OSError: the disk is full" in str(explained)
+    assert "replica 0 on" in str(explained)
+    assert str(explained).startswith("Spark gave up: something\n")
+
+
+@pytest.mark.parametrize("error", [UserError("no such file"), TrainingDivergedError("diverged at step 3")])
+def test_what_trying_again_would_not_change_is_raised_as_it_was(run: Folder, error: Exception) -> None:
+    supervisor = Supervisor(run, 2, 60)
+    failing(run, 1, error)
+    explained = supervisor.explain(JobError("Spark gave up"))
+    assert type(explained) is type(error)
+    assert str(explained) == str(error)
+
+
+def test_a_new_watch_forgets_what_was_said_before(run: Folder) -> None:
+    failing(run, 1, OSError("long ago"))
+    assert "long ago" not in str(Supervisor(run, 2, 60).explain(JobError("now")))
