@@ -17,7 +17,9 @@ _COLUMNS = (
     "val top-1",
     "tokens/s",
     "seconds",
+    "exchanged MB",
     "failed tasks",
+    "retries",
 )
 
 
@@ -53,5 +55,7 @@ def _row(entry: EpochRecord) -> tuple[str, ...]:
         shown(entry.ValidationTop1Accuracy, ".3f"),
         shown(entry.TokensPerSecond, ",.0f"),
         shown(entry.TimeStamp / 1000, ".1f"),
+        shown(None if entry.ExchangedBytes is None else entry.ExchangedBytes / 1e6, ",.1f"),
         shown(entry.failedTaskCount, "d"),
+        shown(entry.Retries, "d"),
     )
