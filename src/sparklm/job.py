@@ -84,7 +84,8 @@ def train(
         f"{count(record.threads, 'thread')}"
     )
     placement.prepare_training(config, dataset.manifest.vocab_size, record.threads, watcher)
-    result = fit(run, record, plan, placement, watcher)
+    # What may change from one session to the next is as this session says.
+    result = fit(run, record.model_copy(update={"config": config}), plan, placement, watcher)
     trained_at = time.monotonic()
     if result.stopped_early:
         watcher.note(f"stopped early after epoch {len(result.records)}: validation no longer improves")

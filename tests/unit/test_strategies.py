@@ -340,3 +340,36 @@ def test_the_way_to_meet_follows_from_the_length_of_rounds_and_the_cluster() -> 
     assert exchange("distributed.replicas=4", "distributed.exchange=collective").kind == "collective"
     with pytest.raises(UserError, match=r"'collective' cannot be: there are 2 slots for 4 replicas"):
         exchange("distributed.replicas=4", "distributed.exchange=collective", slots=2)
+
+
+def test_more_replicas_than_windows_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x" * 60)
+    config = tiny_config(tmp_path / "a.txt", "distributed.replicas=4", "data.validation_fraction=0")
+    with pytest.raises(UserError, match=r"4 replicas, but only 3 windows to learn from"):
+        run_job(config, tmp_path / "run")
+
+
+def test_a_resumed_run_is_supervised_as_its_new_session_says(corpus_file: Path, tmp_path: Path) -> None:
+    seen = []
+
+    class Notes(InProcess):
+        def train(self, run, config, rounds, watcher, protect):
+            seen.append(config.distributed.timeout_seconds)
+            return super().train(run, config, rounds, watcher, protect)
+
+    with pytest.raises(ConnectionError):
+        run_job(tiny_config(corpus_file), tmp_path / "run", Notes(), StopsAfter(8))
+    run_job(tiny_config(corpus_file, "distributed.timeout_seconds=5"), tmp_path / "run", Notes())
+    assert seen == [600, 5, 5]
+
+
+@pytest.mark.parametrize("compress", ["fp16", "bf16", "int8"])
+def test_compression_does_not_hide_what_is_infinite(finished_run: Path, compress: str) -> None:
+    record = read_run(Folder(str(finished_run)))
+    distributed = {"replicas": 2, "strategy": "allreduce", "compress": compress}
+    config = record.config.model_copy(update={"distributed": record.config.distributed.model_copy(update=distributed)})
+    trainer = new_replica(Folder(str(finished_run)), record.model_copy(update={"config": config}))
+    for weight in trainer.model.parameters():
+        weight.grad = torch.full_like(weight, float("inf"))
+    with pytest.raises(TrainingDivergedError, match="what this replica gives is no number"):
+        trainer.give()

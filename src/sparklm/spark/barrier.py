@@ -46,7 +46,7 @@ def rank_task(text: str) -> str:
 
     from sparklm.training.collective import Whereabouts, hold_port, joined_group
     from sparklm.training.heartbeat import Heartbeat
-    from sparklm.training.run import read_run
+    from sparklm.training.run import latest_step, read_run
     from sparklm.training.together import train_together
 
     order, context = RankOrder.model_validate_json(text), BarrierTaskContext.get()
@@ -56,15 +56,18 @@ def rank_task(text: str) -> str:
         own_host = socket.gethostbyname(context.getTaskInfos()[rank].address.partition(":")[0])
         listener = hold_port(own_host) if rank == 0 else None
         here = Whereabouts(
+            step=latest_step(run),
             host=own_host,
             port=listener.getsockname()[1] if listener is not None else 0,
             gpus=torch.cuda.device_count() if read_run(run).config.training.device != "cpu" else 0,
         )
         everyone = [Whereabouts.model_validate_json(text) for text in context.allGather(here.model_dump_json())]
+        # Spark may have begun this stage anew by itself: all go on from the checkpoint that the first one sees.
+        rounds = [round_ for round_ in order.rounds if round_.start >= everyone[0].step]
         with joined_group(rank, everyone, listener, order.timeout_seconds) as group:
             train_together(
                 run,
-                order.rounds,
+                rounds,
                 group,
                 keep_checkpoints=order.keep_checkpoints,
                 protect=order.protect,

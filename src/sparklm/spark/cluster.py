@@ -61,7 +61,7 @@ def wait_for_executors(context: Any, seconds: float = EXECUTORS_SECONDS) -> Clus
     wanted = int(cluster.properties.get("spark.executor.instances", "1"))
     deadline = time.monotonic() + seconds
     changed = time.monotonic()
-    while not cluster.master.startswith("local") or not cluster.executors:
+    while not is_one_process(cluster.master) or not cluster.executors:
         is_settled = len(cluster.executors) >= wanted and time.monotonic() - changed > _SETTLE_SECONDS
         if is_settled or cluster.has_dynamic_allocation or time.monotonic() > deadline:
             break
@@ -76,7 +76,6 @@ def read_cluster(context: Any) -> ClusterFacts:
     """Read what the driver knows of its executors (the status store works with the UI off)."""
     found = context._jsc.sc().statusStore().executorList(True)
     summaries = [found.apply(number) for number in range(found.size())]
-    is_local = re.fullmatch(r"local(\[.*\])?", context.master) is not None
     return ClusterFacts(
         master=context.master,
         spark_version=context.version,
@@ -89,10 +88,19 @@ def read_cluster(context: Any) -> ClusterFacts:
                 slots=summary.maxTasks(),
             )
             for summary in summaries
-            if (summary.id() == "driver") == is_local
+            if (summary.id() == "driver") == is_one_process(context.master)
         ],
         properties=dict(context.getConf().getAll()),
     )
+
+
+def is_one_process(master: str) -> bool:
+    """Whether driver and executor are one.
+
+    >>> is_one_process("local[2]"), is_one_process("local-cluster[2,1,1024]")
+    (True, False)
+    """
+    return re.fullmatch(r"local(\[.*\])?", master) is not None
 
 
 def share_of_cores(cluster: ClusterFacts, replicas: int) -> int:

@@ -164,12 +164,9 @@ def _interruptibly(session: SparkSession, job: Callable[[], list[Row]], watch: W
             thread.join(_WAIT_SECONDS)
             if watch is not None and thread.is_alive():
                 watch()
-    except JobError:
-        session.sparkContext.cancelAllJobs()
-        thread.join(timeout=_CANCEL_SECONDS)
-        raise
-    except KeyboardInterrupt:
-        session.sparkContext.setLogLevel("OFF")  # what a cancelled job has to say would bury what we say
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            session.sparkContext.setLogLevel("OFF")  # what a cancelled job has to say would bury what we say
         session.sparkContext.cancelAllJobs()
         thread.join(timeout=_CANCEL_SECONDS)
         raise

@@ -11,6 +11,7 @@ that two attempts at the same work never meet; the commit names those that count
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import uuid
@@ -159,7 +160,10 @@ def load_given(folder: Folder, given: Given, number: int, codec: Codec) -> Tenso
         start, stop = (header_stop + offset for offset in header[str(number)]["data_offsets"])
         data = torch.frombuffer(bytearray(folder.read_range(given.name, start, stop)), dtype=torch.uint8)
     if tensor_digest(data) != given.slice_sha256[number]:
-        raise UserError(f"{folder.address(given.name)} does not fit its checksum: the file is damaged")
+        raise UserError(
+            f"{folder.address(given.name)} does not fit its checksum: the file is damaged. "
+            f"Delete {folder} and run again to go on from the checkpoint before it"
+        )
     first, last = slice_bounds(given.vector_length, len(given.slice_sha256))[number]
     return codec.decode(data, first, last - first)
 
@@ -197,8 +201,9 @@ def prune_checkpoints(run: Folder, keep: int, protect: int | None = None) -> Non
     kept = {*committed[-keep:], protect}
     for step in _steps(run):
         if step not in kept and step < committed[-1]:
-            step_folder(run, step).remove(_COMMIT)
-            step_folder(run, step).remove()
+            with contextlib.suppress(OSError):  # a task that was given up may still write there: the next time, then
+                step_folder(run, step).remove(_COMMIT)
+                step_folder(run, step).remove()
 
 
 def _steps(run: Folder) -> list[int]:

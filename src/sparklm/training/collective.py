@@ -69,12 +69,13 @@ class OneEach:
 
 
 class Whereabouts(BaseModel):
-    """Where a process is; the first one also says at which port all meet."""
+    """Where a process is; the first one also says at which port all meet, and from which step they go on."""
 
     model_config = ConfigDict(frozen=True)
     host: str
     port: int
     gpus: int
+    step: int = 0
 
 
 def hold_port(host: str) -> socket.socket:

@@ -8,8 +8,8 @@ from typing import Literal
 from sparklm.config import Config
 from sparklm.errors import UserError
 
-# A round by storage costs two Spark jobs and a few copies of the weights: about half a second. Rounds of this many
-# seconds make that a few hundredths.
+# A round by storage costs a Spark job or two and some copies of the weights: half a second, more or less. Rounds of
+# this many seconds make that a few hundredths.
 _LONG_ROUND_SECONDS = 15.0
 _OPERATIONS_PER_SECOND = 4e10  # of one CPU thread in float32, roughly; only lengths of rounds are guessed by it
 

@@ -79,7 +79,8 @@ class Heartbeat:
 
     def _write(self) -> None:
         name = f"replica-{self._beat.replica:04d}.json"
-        self._folder.write_bytes(name, self._beat.model_dump_json().encode(), durable=False)
+        with contextlib.suppress(Exception):  # no progress is worth a run
+            self._folder.write_bytes(name, self._beat.model_dump_json().encode(), durable=False)
 
 
 def clear_beats(run: Folder) -> None:
@@ -92,5 +93,5 @@ def read_beat(run: Folder, replica: int) -> Beat | None:
     """Read what a replica last said; None when it has said nothing."""
     try:
         return Beat.model_validate_json((run / PROGRESS).read_bytes(f"replica-{replica:04d}.json"))
-    except (FileNotFoundError, ValidationError):
+    except (OSError, UserError, ValidationError):
         return None

@@ -114,6 +114,10 @@ class Trainer:
                 vector = flatten([vector, *self.optimizer.tensors(self.model).values()])
         if self.codec.kind == "none":
             return vector
+        if not vector.isfinite().all():  # compression would hide it
+            raise TrainingDivergedError(
+                f"training diverged at step {self.step - 1}: what this replica gives is no number. {_AFTER_DIVERGENCE}"
+            )
         if self._unsaid is not None:
             vector[: self.codec.num_lossy] += self._unsaid
         heard = self.codec.round_trip(vector)

@@ -86,4 +86,4 @@ def _make_room(most: int, run_key: str | None = None) -> Trainer | None:
 
 def _key(run: Folder, record: RunRecord) -> str:
     """Tell runs apart, and the same run in two places."""
-    return f"{record.run_id} {run.url}"
+    return f"{record.run_id} {run.absolute().url}"

@@ -22,7 +22,7 @@ RUN_FORMAT = "sparklm run 1"
 CONFIG = "config.json"
 # Where work is placed and where copies go may change from one session of a run to the next; nothing else may.
 _FREE_SECTIONS = ("spark", "output", "generation")
-_FREE_KEYS = {f"distributed.{name}" for name in ("exchange", "prefetch_batches", "timeout_seconds", "max_retries")}
+_FREE_KEYS = {f"distributed.{name}" for name in ("exchange", "timeout_seconds", "max_retries")}
 
 
 class RunRecord(BaseModel):
@@ -113,6 +113,11 @@ def make_plan(config: Config, dataset: Dataset) -> WindowPlan:
             "data.validation_fraction=0 to train without validation"
         )
     replicas = config.distributed.replicas
+    if num_windows < replicas:
+        raise UserError(
+            f"{replicas} replicas, but only {num_windows} windows to learn from: give more text, or a smaller "
+            "distributed.replicas"
+        )
     return WindowPlan(
         num_windows=num_windows,
         batch_size=min(training.batch_size * training.accumulation_steps, max(1, num_windows // replicas)),

@@ -35,7 +35,7 @@ class Round(BaseModel):
 
 
 def plan_rounds(plan: WindowPlan, config: Config, first_step: int = 0) -> Iterator[Round]:
-    """Give the rounds from a step on, in order. They end with an epoch, and where a meeting or checkpoint is due.
+    """Give the rounds from a step on, in order. They end with an epoch, and where replicas meet, or one alone saves.
 
     >>> plan = WindowPlan(num_windows=10, batch_size=2, num_replicas=1, epochs=2, seed=0)
     >>> config = Config.model_validate({"training": {"checkpoint_every_steps": 3}})

@@ -50,7 +50,8 @@ def ordered_mean(vectors: Iterable[Tensor]) -> Tensor:
     for vector in iterator:
         total += vector
         count += 1
-    return total.div_(count)
+    # By a tensor: on a GPU a division by a plain number is a multiplication, which rounds otherwise.
+    return total.div_(torch.tensor(float(count), device=total.device))
 
 
 def slice_bounds(length: int, num_slices: int) -> list[tuple[int, int]]:
