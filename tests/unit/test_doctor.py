@@ -140,7 +140,7 @@ def test_threads_should_fit_the_cores(threads: int, replicas: int, cores: int, r
             1,
             "false",
             "ok",
-            "storage: a round lasts about 0.77 s, too short for a Spark job each, but there are",
+            "storage: a round lasts about 1.5 s, too short for a Spark job each, but there are",
         ),
         ("auto", 4, "true", "ok", "no collective: spark.dynamicAllocation.enabled is true"),
         ("storage", 1, "true", "ok", "storage: as distributed.exchange says"),
