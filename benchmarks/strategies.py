@@ -147,8 +147,19 @@ def methods(outer_rates: Sequence[float]) -> list[Method]:
         for rate in outer_rates
         for steps in (50, 100, 500)
     ]
+    compressed = [
+        Method(
+            name=f"diloco at 100, {kind}",
+            settings={
+                "distributed.strategy": "diloco",
+                "distributed.diloco_steps": 100,
+                "distributed.compress": kind,
+            },
+        )
+        for kind in ("fp16", "int8")
+    ]
     allreduce = Method(name="allreduce", settings={"distributed.strategy": "allreduce"})
-    return [Method(name="single", settings={}), allreduce, *averaging, *diloco]
+    return [Method(name="single", settings={}), allreduce, *averaging, *diloco, *compressed]
 
 
 def make_config(
