@@ -26,9 +26,10 @@ from rich.console import Console
 from sparklm import job
 from sparklm.config import CleaningConfig, DataConfig
 from sparklm.config.resolve import resolve
+from sparklm.console import console_view
 from sparklm.inference.evaluate import CorpusEvaluation, evaluate_corpus
 from sparklm.inference.model_zip import load_model
-from sparklm.progress import ConsoleWatcher
+from sparklm.progress import Tracker
 from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset, TokenStream
@@ -158,7 +159,7 @@ def train_lstm(given: argparse.Namespace, dataset: Dataset, run: Folder) -> tupl
         "training.epochs": given.epochs,
         "training.threads": given.threads,
     }
-    with ConsoleWatcher(Console()) as watcher:
+    with Tracker(console_view(Console())) as watcher:
         result = job.train(resolve(flags=settings).config, run, InProcess(), watcher)
     seconds = sum(record.Tokens / record.TokensPerSecond for record in result.records)
     return evaluate_corpus(load_model(run.address(job.MODEL)), dataset.folder.url), seconds

@@ -31,7 +31,6 @@ from pathlib import Path
 
 import torch
 from reporting import machine, rewrite
-from rich.console import Console
 
 from sparklm import job
 from sparklm.config import CleaningConfig, Config, DataConfig
@@ -41,7 +40,7 @@ from sparklm.inference.evaluate import CorpusEvaluation, evaluate_corpus
 from sparklm.inference.model_zip import load_model
 from sparklm.models import model_of_shape
 from sparklm.models.shape import ModelShape
-from sparklm.progress import ConsoleWatcher
+from sparklm.progress import Tracker
 from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset
@@ -157,7 +156,7 @@ def train(trial: Trial, with_evaluation: bool) -> Outcome | None:
     with tempfile.TemporaryDirectory() as place:
         run = Folder(place) / "run"
         try:
-            result = job.train(config, run, InProcess(), ConsoleWatcher(Console(quiet=True), quiet=True))
+            result = job.train(config, run, InProcess(), Tracker())
         except TrainingDivergedError:
             return None
         trained = load_model(run.address(job.MODEL))

@@ -44,14 +44,13 @@ from unittest import mock
 import psutil
 import torch
 from reporting import machine, markdown, rewrite, spread
-from rich.console import Console
 from scaling import BYTES_PER_NUMBER, Cost, Measured, fit_cost
 
 from sparklm import job
 from sparklm.config import CleaningConfig, Config, DataConfig, SparkConfig
 from sparklm.config.resolve import resolve
 from sparklm.models import count_parameters
-from sparklm.progress import ConsoleWatcher
+from sparklm.progress import Tracker
 from sparklm.spark.placement import OnSpark
 from sparklm.spark.tasks import Watch
 from sparklm.storage import Folder
@@ -61,6 +60,7 @@ from sparklm.training import by_storage
 from sparklm.training.by_storage import RunTasks
 from sparklm.training.checkpoint import committed_steps, step_folder
 from sparklm.training.collective import Whereabouts, hold_port, joined_group
+from sparklm.training.history import EpochSample, StepRecord
 from sparklm.training.loop import Trainer
 from sparklm.training.metrics import EpochRecord
 from sparklm.training.placement import InProcess, Placement, usable_cores
@@ -119,15 +119,11 @@ class Commit:
     seconds: float
 
 
-def quiet() -> ConsoleWatcher:
-    return ConsoleWatcher(Console(quiet=True), quiet=True)
-
-
-def train(config: Config, placement: Placement, watcher: ConsoleWatcher | None = None) -> list[Commit]:
+def train(config: Config, placement: Placement, watcher: Tracker | None = None) -> list[Commit]:
     """Train; give the times of all checkpoints that were kept."""
     with tempfile.TemporaryDirectory() as place:
         run = Folder(place) / "run"
-        job.train(config, run, placement, watcher or quiet())
+        job.train(config, run, placement, watcher or Tracker())
         files = {step: step_folder(run, step).local_path() for step in committed_steps(run)}
         return [
             Commit(step=step, seconds=(path / "commit.json").stat().st_mtime)
@@ -420,15 +416,15 @@ def rounds_by_storage(setup: Setup, sizes: Sequence[int], rounds: int) -> tuple[
     return f"{introduction}\n\n{markdown(header, rows)}", cost
 
 
-class MemoryWatcher(ConsoleWatcher):
+class MemoryWatcher(Tracker):
     """Looks at the driver's memory when the epoch is over, before the model is read for its sample."""
 
     def __init__(self, spark: TimedSpark) -> None:
-        super().__init__(Console(quiet=True), quiet=True)
+        super().__init__()
         self._spark = spark
         self.figures: list[float] = []
 
-    def epoch_done(self, record: EpochRecord) -> None:
+    def epoch_done(self, record: EpochRecord, steps: Sequence[StepRecord], sample: EpochSample | None) -> None:
         status = Path("/proc/self/status").read_text()
         peak = re.search(r"VmHWM:\s+(\d+) kB", status)
         assert peak is not None

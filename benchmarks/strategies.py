@@ -30,14 +30,13 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 from reporting import machine, markdown, rewrite
-from rich.console import Console
 
 from sparklm import job
 from sparklm.config import CleaningConfig, Config, DataConfig, SparkConfig
 from sparklm.config.resolve import resolve
 from sparklm.errors import TrainingDivergedError
 from sparklm.models import count_parameters
-from sparklm.progress import ConsoleWatcher
+from sparklm.progress import Tracker
 from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset
@@ -188,11 +187,11 @@ def make_config(
     return resolve(flags=values).config
 
 
-class Listener(ConsoleWatcher):
+class Listener(Tracker):
     """Hears how replicas meet, and says nothing."""
 
     def __init__(self) -> None:
-        super().__init__(Console(quiet=True), quiet=True)
+        super().__init__()
         self.exchange = ""
 
     def note(self, text: str) -> None:

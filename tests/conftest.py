@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +17,11 @@ from sparklm.config.resolve import resolve
 from sparklm.job import JobResult
 from sparklm.storage import Folder
 from sparklm.text.windows import WindowPlan
+from sparklm.training.history import EpochSample, StepRecord
 from sparklm.training.metrics import EpochRecord
+from sparklm.training.phases import StepProgress
 from sparklm.training.placement import InProcess, Placement
+from sparklm.training.strategies import Round
 
 if TYPE_CHECKING:
     from sparklm.spark.placement import OnSpark
@@ -101,11 +104,20 @@ class SilentWatcher:
     def training_starts(self, step: int, plan: WindowPlan) -> None:
         self.first_step = step
 
-    def step_done(self, step: int, loss: float) -> None:
-        self.steps.append(step)
+    def epoch_starts(self, epoch: int, rounds: Sequence[Round]) -> None:
+        pass
 
-    def epoch_done(self, record: EpochRecord) -> None:
+    def step_done(self, progress: StepProgress) -> None:
+        self.steps.append(progress.step)
+
+    def epoch_done(self, record: EpochRecord, steps: Sequence[StepRecord], sample: EpochSample | None) -> None:
         self.records.append(record)
+
+    def tasks_done(self, title: str, done: int, total: int) -> None:
+        assert done <= total
+
+    def retry(self, text: str) -> None:
+        self.notes.append(text)
 
 
 @pytest.fixture(scope="session")

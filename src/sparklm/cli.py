@@ -114,7 +114,8 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train a model, from raw text to text of its own."""
-    from sparklm.progress import ConsoleWatcher
+    from sparklm.console import console_view
+    from sparklm.progress import StatusFile, Tracker
     from sparklm.storage import Folder
 
     if resume and run is None:
@@ -132,21 +133,22 @@ def train(
             f"OUTPUT {output} is there already; choose another place for the generated text. To train on several "
             "files, give their folder, or a glob in quotes"
         )
-    with ConsoleWatcher(_console(), quiet) as watcher:
+    with Tracker(*([] if quiet else [console_view(_console())])) as watcher:
         for note in resolution.notes:
             watcher.note(f"note: {note}")
         _check_placement(resolved)
         from sparklm import job
 
         job.check(resolved, folder)
+        watcher.add(StatusFile(folder))
         if resolved.spark.master != "none":
             watcher.stage(f"Starting Spark {resolved.spark.master}")
         try:
             with _placed(resolved) as placement:
                 result = job.train(resolved, folder, placement, watcher, keep_text=resume)
-                watcher.close()
+                watcher.end("finished")
         except KeyboardInterrupt:
-            watcher.close()
+            watcher.end("interrupted")
             watcher.note(_after_interrupt(folder))
             raise
     record = result.model_record
@@ -364,6 +366,24 @@ def report(run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder.
     from sparklm.storage import Folder
 
     print(report_text(Folder(run)))
+
+
+@app.command()
+def watch(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run that is under way.")],
+    interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once, and do not wait.")] = False,
+) -> None:
+    """Follow a run that another process trains, here or elsewhere, until it ends."""
+    from sparklm.console import console_view
+    from sparklm.storage import Folder
+    from sparklm.watch import watch as follow
+
+    outcome = follow(Folder(run), console_view(_console()), interval_seconds=interval, once=once)
+    if outcome is not None:
+        print(f"{run}: {outcome}")
+    elif not once:
+        raise typer.Exit(1)
 
 
 @app.command(name="config")

@@ -18,9 +18,10 @@ from pydantic import BaseModel
 from sparklm import __version__
 from sparklm.config import Config
 from sparklm.errors import UserError
-from sparklm.inference.generate import Sampling, generate_text
+from sparklm.inference.generate import Sampling, generate_text, opening_of
 from sparklm.inference.model_zip import TrainedModel, load_model, pack_model
 from sparklm.models.shape import check_embeddings
+from sparklm.progress import STATUS
 from sparklm.storage import Folder, split_address
 from sparklm.text.embeddings import EMBEDDINGS, WORD2VEC_ROUNDS, make_embeddings, write_embeddings
 from sparklm.text.prepare import check_corpus, corpus_address, is_unchanged, prepare
@@ -70,6 +71,7 @@ def train(
     `keep_text` says that the old text is meant.
     """
     check(config, run)
+    placement.report_to(watcher)
     began = time.monotonic()
     if run.exists(CONFIG):
         record, dataset = _reopen(config, run, placement, keep_text)
@@ -113,7 +115,7 @@ def check(config: Config, run: Folder) -> None:
     if run.exists(CONFIG):
         check_same_run(run, config)
     else:
-        others = set(run.names()) - {_OWN_DATASET, EMBEDDINGS, WORD2VEC_ROUNDS}
+        others = set(run.names()) - {_OWN_DATASET, EMBEDDINGS, WORD2VEC_ROUNDS, STATUS}
         if others:
             raise UserError(f"{run} is not empty and holds no run ({min(others)} is there); choose another --run")
         if config.data.corpus is None or not is_dataset(config.data.corpus):
@@ -143,7 +145,7 @@ def _reopen(config: Config, run: Folder, placement: Placement, keep_text: bool) 
 def _begin(config: Config, run: Folder, placement: Placement, watcher: JobWatcher) -> tuple[RunRecord, Dataset]:
     """Find or make the dataset and fix the settings; a new run folder is taken away again when the text is no good."""
     corpus = config.data.corpus
-    is_new = not run.exists()
+    is_new = not set(run.names()) - {STATUS}
     try:
         if corpus is not None and is_dataset(corpus):
             folder, name = Folder(corpus).absolute(), Folder(corpus).absolute().url
@@ -274,28 +276,12 @@ def write_model_task(order: str) -> str:
 
 def _write_sample(run: Folder, config: Config, trained: TrainedModel, dataset: Dataset, watcher: JobWatcher) -> str:
     generation = config.generation
-    prompt = generation.prompt if generation.prompt is not None else dataset.tokenizer.decode(_opening(dataset))
-    sampling = Sampling(
-        temperature=generation.temperature, top_k=generation.top_k, top_p=generation.top_p, seed=generation.seed
-    )
-    generated = generate_text(trained, prompt, generation.max_new_tokens, sampling)
+    prompt = generation.prompt if generation.prompt is not None else opening_of(dataset)
+    generated = generate_text(trained, prompt, generation.max_new_tokens, Sampling.of(generation))
     if generated.note is not None:
         watcher.note(generated.note)
     run.write_text(SAMPLE_TEXT, generated.text + "\n")
     return generated.text
-
-
-def _opening(dataset: Dataset, length: int = 8, search: int = 4096) -> list[int]:
-    """Take the first tokens of a document, or else of a paragraph, that the model was not trained on."""
-    stream = dataset.validation if len(dataset.validation) > length else dataset.train
-    tokens: list[int] = stream.read(0, min(search, len(stream))).tolist()
-    last_start = len(tokens) - length
-    starts = [place + 1 for place, token in enumerate(tokens) if token == dataset.tokenizer.end_of_text]
-    if not starts or starts[0] > last_start:
-        text = dataset.tokenizer.decode(tokens)
-        paragraph = text.partition("\n\n")[2].lstrip() or text
-        tokens, starts = dataset.tokenizer.encode(paragraph[: 20 * length]).tolist(), [0]
-    return tokens[starts[0] : starts[0] + length]
 
 
 def _write_statistics(

@@ -23,6 +23,7 @@ from sparklm.training.checkpoint import committed_steps, read_commit, step_folde
 from sparklm.training.exchange import Cluster, choose_exchange
 from sparklm.training.metrics import read_metrics
 from sparklm.training.optim import build_optimizer, learning_rate
+from sparklm.training.phases import StepProgress
 from sparklm.training.placement import InProcess
 from sparklm.training.replicas import new_replica
 from sparklm.training.run import latest_step, make_plan, read_run
@@ -175,9 +176,9 @@ class StopsAfter(SilentWatcher):
         super().__init__()
         self.last = step
 
-    def step_done(self, step: int, loss: float) -> None:
-        super().step_done(step, loss)
-        if step == self.last:
+    def step_done(self, progress: StepProgress) -> None:
+        super().step_done(progress)
+        if progress.step == self.last:
             raise ConnectionError("the machine is gone")
 
 

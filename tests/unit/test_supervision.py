@@ -10,6 +10,7 @@ from sparklm.errors import JobError, TrainingDivergedError, UserError
 from sparklm.spark.supervision import Supervisor
 from sparklm.storage import Folder
 from sparklm.training.heartbeat import Heartbeat, read_beat
+from sparklm.training.phases import StepProgress
 
 
 class Clock:
@@ -25,6 +26,10 @@ def run(tmp_path: Path) -> Folder:
     return Folder(str(tmp_path / "run"))
 
 
+def progress(step: int) -> StepProgress:
+    return StepProgress(step=step, loss=0.5, tokens=100 * step, phases={"fit": float(step)})
+
+
 def failing(run: Folder, replica: int, error: BaseException) -> None:
     heartbeat = Heartbeat(run, replica, step=7)
     with pytest.raises(type(error)), heartbeat.telling_failures():
@@ -33,14 +38,15 @@ def failing(run: Folder, replica: int, error: BaseException) -> None:
 
 def test_progress_is_passed_on_once_for_each_step(run: Folder) -> None:
     clock, told = Clock(), []
-    supervisor = Supervisor(run, 2, 60, lambda step, loss: told.append((step, loss)), clock)
+    supervisor = Supervisor(run, 2, 60, told.append, clock)
     heartbeat = Heartbeat(run, 0, 0, clock)
     for step in (1, 2):
         clock.now += 2
-        heartbeat.step(step, 5.0 - step)
+        heartbeat.step(progress(step))
         supervisor()
         supervisor()
-    assert told == [(1, 4.0), (2, 3.0)]
+    assert [(each.step, each.loss, each.tokens) for each in told] == [(1, 0.5, 200), (2, 0.5, 400)]
+    assert told[1].phases == {"fit": 2.0}
 
 
 def test_silence_is_borne_for_the_timeout_and_no_longer(run: Folder) -> None:
@@ -49,7 +55,7 @@ def test_silence_is_borne_for_the_timeout_and_no_longer(run: Folder) -> None:
     heartbeat = Heartbeat(run, 1, 0, clock)
     for _ in range(20):
         clock.now += 30
-        heartbeat.step(int(clock.now), 1.0)
+        heartbeat.step(progress(int(clock.now)))
         supervisor()
     for _ in range(10):
         clock.now += 6

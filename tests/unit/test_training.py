@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +28,11 @@ from sparklm.training.checkpoint import (
 )
 from sparklm.training.fit import should_stop
 from sparklm.training.heartbeat import Heartbeat, read_beat
+from sparklm.training.history import STEPS, StepRecord, read_lines
 from sparklm.training.loop import Trainer, choose_device
 from sparklm.training.metrics import CpuMeter, EpochRecord, read_metrics
 from sparklm.training.optim import learning_rate
+from sparklm.training.phases import StepProgress
 from sparklm.training.placement import InProcess
 from sparklm.training.replicas import replica_at
 from sparklm.training.run import latest_step, read_run
@@ -210,6 +213,11 @@ def test_metrics_have_the_21_columns_first_and_nothing_made_up_without_spark(fin
         "ValidationTop1Accuracy",
         "ExchangedBytes",
         "Retries",
+        "BitsPerByte",
+        *(f"{phase}Ms" for phase in ("GetModel", "Data", "Fit", "Exchange", "Reduce", "Broadcast", "Save", "Evaluate")),
+        "OverheadMs",
+        "PythonCpuLoad",
+        "GpuMemoryMB",
     ]
     assert len(rows) == 3
     for row in rows[1:]:
@@ -238,13 +246,18 @@ def test_gradient_figures_and_losses_are_those_of_the_steps(corpus_file: Path, t
 
     trainer.optimizer.step = observe
     end = trainer.plan.total_steps
-    trainer.run(a_round(stop=end), lambda _, loss: losses.append(loss))
+    trainer.run(a_round(stop=end), lambda progress: losses.append(progress.loss))
     assert record.TrainingLoss == pytest.approx(np.mean(losses))
     assert record.meanGradientMagnitude == pytest.approx(np.mean(norms), rel=1e-5)
     assert record.maxGradientMagnitude == pytest.approx(max(norms), rel=1e-5)
     assert record.minGradientMagnitude == pytest.approx(min(norms), rel=1e-5)
     assert record.gradientVariance == pytest.approx(np.var(norms), rel=1e-3)
     assert record.LearningRate == rates[-1]
+    lines = read_lines(Folder(str(tmp_path / "run")), STEPS, StepRecord)
+    assert [line.step for line in lines] == [*range(10, end, 10), end]
+    assert [line.loss for line in lines] == [losses[line.step - 1] for line in lines]
+    assert [line.gradient_norm for line in lines] == pytest.approx([norms[line.step - 1] for line in lines], rel=1e-5)
+    assert [line.learning_rate for line in lines] == [rates[line.step - 1] for line in lines]
 
 
 def test_nan_stops_training_before_the_update_and_names_step_rate_and_norm(corpus_file: Path, tmp_path: Path) -> None:
@@ -464,22 +477,26 @@ def test_progress_is_written_at_most_once_a_second(tmp_path: Path) -> None:
     run = Folder(str(tmp_path))
     assert read_beat(run, 1) is None
     heartbeat = Heartbeat(run, 1, 5, clock=lambda: now)
-    heartbeat.step(6, 3.0)
-    assert (read_beat(run, 1).step, read_beat(run, 1).loss) == (5, None)
+    said = [StepProgress(step=step, loss=1 / step, tokens=step, phases={"fit": 0.5}) for step in (6, 7, 8)]
+    heartbeat.step(said[0])
+    assert (read_beat(run, 1).step, read_beat(run, 1).progress) == (5, None)
     now = 101.5
-    heartbeat.step(7, 1.0)
-    heartbeat.step(8, 0.5)
-    assert (read_beat(run, 1).step, read_beat(run, 1).loss) == (7, 1.0)
+    heartbeat.step(said[1])
+    heartbeat.step(said[2])
+    assert (read_beat(run, 1).step, read_beat(run, 1).progress) == (7, said[1])
 
 
 def test_cpu_load_is_that_of_the_process() -> None:
-    meter = CpuMeter()
-    own = psutil.Process().cpu_times()
-    while psutil.Process().cpu_times().user + psutil.Process().cpu_times().system - own.user - own.system < 0.3:
+    def used() -> float:
+        times = psutil.Process().cpu_times()
+        return times.user + times.system
+
+    meter, before, began = CpuMeter(), used(), time.monotonic()
+    while used() - before < 0.3:
         sum(range(10_000))
     process, system = meter.read()
-    cores = psutil.cpu_count()
-    assert 20 / cores < process <= 100
+    expected = 100 * (used() - before) / (time.monotonic() - began) / psutil.cpu_count()
+    assert process == pytest.approx(expected, rel=0.2)
     assert 0 < system <= 100
 
 

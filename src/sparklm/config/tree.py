@@ -359,13 +359,14 @@ class GenerationConfig(Section):
 
 
 class OutputConfig(Section):
-    """Where results go; each of these is a copy of what the run folder holds."""
+    """Where results go: most of these are copies of what the run folder holds."""
 
     run: NonEmptyText | None = Field(None, description="run folder; none = runs/ and the time")
     model: NonEmptyText | None = Field(None, description="also write model.zip here")
     metrics: NonEmptyText | None = Field(None, description="also write metrics.csv here")
     statistics: NonEmptyText | None = Field(None, description="also write stats.txt here")
     text: NonEmptyText | None = Field(None, description="also write the generated text here")
+    log_every_steps: PositiveInt = Field(10, description="steps from one line of steps.jsonl to the next")
 
 
 class Config(Section):

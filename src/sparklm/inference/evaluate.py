@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,18 +49,12 @@ def evaluate_corpus(trained: TrainedModel, corpus: str | None, text_column: str 
     return CorpusEvaluation(
         loss=result.loss,
         perplexity=result.perplexity,
-        bits_per_byte=_bits_per_byte(result, text_bytes / len(stream)),
+        bits_per_byte=result.bits_per_byte(text_bytes / len(stream)),
         accuracy=result.accuracy,
         top1_accuracy=result.nearest_accuracy,
         tokens=result.tokens,
         text_bytes=text_bytes,
     )
-
-
-def _bits_per_byte(result: Evaluation, bytes_per_token: float) -> float | None:
-    if not result.is_probability:
-        return None
-    return result.loss / math.log(2) / bytes_per_token if bytes_per_token else math.inf
 
 
 def open_dataset(trained: TrainedModel, address: str) -> Dataset:
@@ -78,7 +71,7 @@ def _validation(trained: TrainedModel, dataset_address: str) -> tuple[TokenStrea
     stream = dataset.validation
     if len(stream) == 0:
         raise UserError(f"{dataset_address} has no validation part; evaluate a text instead")
-    return stream, len(dataset.tokenizer.decode(stream.read(0, len(stream)).tolist()).encode())
+    return stream, dataset.text_bytes(stream)
 
 
 def _all(trained: TrainedModel, corpus: str | None, text_column: str) -> tuple[TokenStream, int]:

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparklm.config import DataConfig
+from sparklm.config import DataConfig, GenerationConfig
 from sparklm.errors import UserError
 from sparklm.inference.model_zip import TrainedModel
 from sparklm.models.cache import Cache
+from sparklm.models.network import LanguageModel
 from sparklm.text.shards import Dataset
 
 _COLDEST = 1e-6  # below this temperature chance has no say
@@ -37,6 +38,13 @@ class Sampling:
             raise UserError(f"top-p {self.top_p} must be above 0 and at most 1")
         if not 0 <= self.seed < 2**63:
             raise UserError(f"seed {self.seed} must be from 0 to 2^63 - 1")
+
+    @classmethod
+    def of(cls, generation: GenerationConfig) -> Sampling:
+        """Choose as the settings of a run say."""
+        return cls(
+            temperature=generation.temperature, top_k=generation.top_k, top_p=generation.top_p, seed=generation.seed
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +120,8 @@ class _CachedReader:
         if self._cache.length + len(tokens) - first > context_length:
             first, self._cache = len(tokens) - max(1, context_length // 2), Cache()
         self._num_read = len(tokens)
-        scores_V: Tensor = self._model(torch.tensor([tokens[first:]]), self._cache, last_only=True)[0, 0]
-        return scores_V
+        scores_V: Tensor = self._model(_batch_of_one(tokens[first:], self._model), self._cache, last_only=True)[0, 0]
+        return scores_V.cpu()
 
 
 class _WindowReader:
@@ -125,8 +133,12 @@ class _WindowReader:
     def scores_after(self, tokens: list[int]) -> Tensor:
         """Score what follows these tokens."""
         window = tokens[-self._model.shape.context_length :]
-        scores_V: Tensor = self._model(torch.tensor([window]), last_only=True)[0, 0]
-        return scores_V
+        scores_V: Tensor = self._model(_batch_of_one(window, self._model), last_only=True)[0, 0]
+        return scores_V.cpu()
+
+
+def _batch_of_one(tokens: Sequence[int], model: LanguageModel) -> Tensor:
+    return torch.tensor([tokens], device=next(model.parameters()).device)
 
 
 def generate_text(trained: TrainedModel, prompt: str, max_new_tokens: int, sampling: Sampling) -> GeneratedText:
@@ -136,6 +148,19 @@ def generate_text(trained: TrainedModel, prompt: str, max_new_tokens: int, sampl
     decode = trained.tokenizer.decode
     continuation = decode([*visible, *new_tokens])[len(decode(visible)) :]  # a character may begin in the prompt
     return GeneratedText(text=prompt + continuation, note=note)
+
+
+def opening_of(dataset: Dataset, length: int = 8, search: int = 4096) -> str:
+    """Take the first words of a document, or else of a paragraph, that the model was not trained on."""
+    stream = dataset.validation if len(dataset.validation) > length else dataset.train
+    tokens: list[int] = stream.read(0, min(search, len(stream))).tolist()
+    last_start = len(tokens) - length
+    starts = [place + 1 for place, token in enumerate(tokens) if token == dataset.tokenizer.end_of_text]
+    if not starts or starts[0] > last_start:
+        text = dataset.tokenizer.decode(tokens)
+        paragraph = text.partition("\n\n")[2].lstrip() or text
+        tokens, starts = dataset.tokenizer.encode(paragraph[: 20 * length]).tolist(), [0]
+    return dataset.tokenizer.decode(tokens[starts[0] : starts[0] + length])
 
 
 def choose_token(scores_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:

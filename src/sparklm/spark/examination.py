@@ -203,7 +203,7 @@ def look_around(context: Any, num_tasks: int) -> Probe:
         workers=[ProcessFacts.model_validate_json(answer) for answer in answers],
         asked_at=asked_at,
         answered_at=answered_at,
-        unseen=sorted(executors - {task.executorId() for task in group_tasks(context, _GROUP)}),
+        unseen=sorted(executors - {task["executorId"] for task in group_tasks(context, _GROUP)}),
     )
 
 

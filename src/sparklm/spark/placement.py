@@ -13,13 +13,14 @@ from sparklm.spark.cluster import ClusterFacts, read_cluster, share_of_cores, wa
 from sparklm.spark.duplicates import find_duplicates_in_files
 from sparklm.spark.memory import check_executor_memory
 from sparklm.spark.session import start_session
-from sparklm.spark.supervision import Supervisor
+from sparklm.spark.supervision import Supervisor, TaskCounter
 from sparklm.spark.tables import TableCorpus
 from sparklm.spark.taskmetrics import job_group_figures
 from sparklm.spark.tasks import Watch, collect_answers, run_tasks
 from sparklm.storage import Folder
+from sparklm.text.embeddings import RunTasks
 from sparklm.text.prepare import Corpus, ShardRequest
-from sparklm.training.by_storage import RunTasks, train_by_storage
+from sparklm.training.by_storage import train_by_storage
 from sparklm.training.epoch_end import EpochEnd, epoch_end_orders, epoch_end_task, join_ends
 from sparklm.training.exchange import Exchange, choose_exchange
 from sparklm.training.loop import StepCallback
@@ -37,9 +38,12 @@ _TASKS_PER_SLOT = 4  # enough for the slots to end at about the same time
 class OnSpark:
     """A placement: see training/placement.py for what each method promises."""
 
+    takes_turns = False
+
     def __init__(self, spark: SparkConfig) -> None:
         self._master = spark.master
         self._session: SparkSession = start_session(spark)
+        self._watcher: TrainingWatcher | None = None
         self._exchange = Exchange(kind="storage", reason="nothing was chosen yet")
         self._facts: ClusterFacts | None = None
 
@@ -58,6 +62,10 @@ class OnSpark:
         """The driver's JVM."""
         return int(self._context._jvm.java.lang.ProcessHandle.current().pid())
 
+    def report_to(self, watcher: TrainingWatcher) -> None:
+        """Have someone told."""
+        self._watcher = watcher
+
     def default_threads(self, replicas: int) -> int:
         """Share the cores of an executor among the replicas that it may have to run at once."""
         return share_of_cores(self._cluster(), replicas)
@@ -65,7 +73,8 @@ class OnSpark:
     def run_tasks(self, work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
         """Do some orders in each task, as starting a task costs nearly as much as a small order."""
         self._context.setJobGroup("sparklm prepare", title)
-        return run_tasks(self._session, orders, work, self._most_tasks)
+        watch = None if self._watcher is None else TaskCounter(self._context, "sparklm prepare", title, self._watcher)
+        return run_tasks(self._session, orders, work, self._most_tasks, watch)
 
     def find_duplicates(self, requests: Sequence[ShardRequest]) -> set[int]:
         """Compare documents in a query."""
@@ -77,7 +86,6 @@ class OnSpark:
 
     def prepare_training(self, config: Config, vocab_size: int, threads: int, watcher: TrainingWatcher) -> None:
         """See that replicas fit into memory, and choose how they meet."""
-        self._watcher = watcher
         cluster, replicas = self._cluster(), config.distributed.replicas
         at_once = -(-replicas // max(1, len(cluster.executors)))
         most_slots = max((executor.slots for executor in cluster.executors), default=1)
@@ -106,20 +114,19 @@ class OnSpark:
     def end_epoch(self, run: Folder, config: Config, epoch: int, step: int) -> EpochEnd:
         """Evaluate in tasks."""
         self._context.setJobGroup(epoch_group(run, epoch), "sparklm", interruptOnCancel=True)
-        replicas = config.distributed.replicas
-        orders = epoch_end_orders(run, step, replicas, most_in_memory=1)
+        orders = epoch_end_orders(run, config, epoch, step, most_in_memory=1)
         title = f"sparklm: epoch {epoch + 1}, evaluation"
         ends: list[EpochEnd] = []
 
         def attempt(watch: Watch) -> None:
-            ends.append(join_ends(self._run_watched(watch)(epoch_end_task, orders, title)))
+            ends.append(join_ends(self._run_watched(watch)(epoch_end_task, orders, title), in_turn=False))
 
         retries = self._persistently(run, config, attempt)
         return ends[-1].model_copy(update={"retries": retries})
 
     def epoch_figures(self, run: Folder, epoch: int) -> ClusterFigures:
         """Read what Spark measured of the epoch's tasks."""
-        return job_group_figures(self._context, epoch_group(run, epoch))
+        return job_group_figures(self._context, epoch_group(run, epoch), epoch)
 
     def stop(self) -> None:
         """End the session."""
@@ -144,10 +151,11 @@ class OnSpark:
                         f"{reason}\nGave up after {retries} retries (distributed.max_retries). What was saved is good: "
                         "the same command goes on from it"
                     ) from error
-                self._watcher.note(
-                    f"{reason}\n  going on from step {latest_step(run)}, retry {retries + 1} of "
-                    f"{distributed.max_retries}"
-                )
+                if self._watcher is not None:
+                    self._watcher.retry(
+                        f"{reason}\n  going on from step {latest_step(run)}, retry {retries + 1} of "
+                        f"{distributed.max_retries}"
+                    )
         raise AssertionError("the loop ends by itself")
 
     def _train_collectively(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from sparklm.errors import JobError, TrainingDivergedError, UserError
 from sparklm.storage import Folder
 from sparklm.training.heartbeat import Beat, clear_beats, read_beat
 from sparklm.training.loop import StepCallback
+from sparklm.training.placement import TrainingWatcher
 
 _LOOK_SECONDS = 0.5
 _LOOKS_IN_TIMEOUT = 10
@@ -38,9 +40,9 @@ class Supervisor:
         if now >= self._next_look and self._on_step is not None:
             self._next_look = now + _LOOK_SECONDS
             first = read_beat(self._run, 0)
-            if first is not None and first.loss is not None and first.step > self._shown:
+            if first is not None and first.progress is not None and first.step > self._shown:
                 self._shown = first.step
-                self._on_step(first.step, first.loss)
+                self._on_step(first.progress.of_all(self._replicas, in_turn=False))
         if now >= self._next_count:
             self._next_count = now + self._timeout / _LOOKS_IN_TIMEOUT
             beats = [read_beat(self._run, replica) for replica in range(self._replicas)]
@@ -69,3 +71,24 @@ class Supervisor:
         if not any(self._seen):
             return f"no replica has begun to work within {seconds}: Spark has no free slot; see 'sparklm doctor'"
         return f"nothing was heard of any replica for {seconds}"
+
+
+class TaskCounter:
+    """Tells how many tasks of the job that runs are done. Call it often, as a supervisor."""
+
+    def __init__(self, context: Any, group: str, title: str, watcher: TrainingWatcher) -> None:
+        self._tracker, self._group, self._title, self._watcher = context.statusTracker(), group, title, watcher
+        self._next_look = time.monotonic()
+
+    def __call__(self) -> None:
+        """Look at the stages that are under way."""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + _LOOK_SECONDS
+        jobs = [self._tracker.getJobInfo(job) for job in self._tracker.getJobIdsForGroup(self._group)]
+        running = [job for job in jobs if job is not None and job.status == "RUNNING"]
+        stages = [self._tracker.getStageInfo(stage) for job in running for stage in job.stageIds]
+        known = [stage for stage in stages if stage is not None]
+        if known:
+            done, total = sum(stage.numCompletedTasks for stage in known), sum(stage.numTasks for stage in known)
+            self._watcher.tasks_done(self._title, done, total)

@@ -299,6 +299,11 @@ class Dataset:
             return StreamWindows(num_tokens=len(stream), window_size=data.window_size, stride=stride)
         return DocumentWindows(ends=self._document_ends(stream), window_size=data.window_size, stride=stride)
 
+    def text_bytes(self, stream: TokenStream, most_tokens: int | None = None) -> int:
+        """Count the bytes of text that the tokens of a stream stand for, or the first of them."""
+        tokens = stream.read(0, min(len(stream), most_tokens or len(stream)))
+        return len(self.tokenizer.decode(tokens.tolist()).encode())
+
     def _document_ends(self, stream: TokenStream) -> Int64Array:
         """Find where the documents of a stream end, which takes a reading of all of it: once."""
         if stream not in self._ends:

@@ -11,13 +11,15 @@ what the commit names. So this works with more replicas than slots, with machine
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from pydantic import BaseModel
 
 from sparklm.config import Config
 from sparklm.storage import Folder
+from sparklm.text.embeddings import RunTasks
 from sparklm.training.checkpoint import (
     Commit,
     Given,
@@ -34,6 +36,7 @@ from sparklm.training.checkpoint import (
 )
 from sparklm.training.heartbeat import Heartbeat
 from sparklm.training.loop import Trainer
+from sparklm.training.phases import Phase
 from sparklm.training.replicas import keep_in_memory, replica_at, save_replica, save_shared
 from sparklm.training.run import read_run
 from sparklm.training.strategies import Round
@@ -43,7 +46,6 @@ _MEETING = "meeting.json"
 MOST_WITHOUT_SLICES = 4  # replicas: up to here all that is given is not much more than a slice of it and the mean
 _SMALLEST_SLICE = 2**18  # numbers: below this a task costs more than it saves
 _MOST_SLICES = 64
-RunTasks = Callable[[Callable[[str], str], Sequence[str], str], list[str]]  # the work, its orders, a title
 
 
 class RoundOrder(BaseModel):
@@ -103,7 +105,10 @@ def _do_round(run: Folder, replicas: int, round_: Round, run_tasks: RunTasks) ->
     given = [answer.given for answer in answers if answer.given is not None]
     if replicas <= MOST_WITHOUT_SLICES:
         return Commit(step=round_.stop, shared=shared, replicas=parts, given=given)
+    begun = time.perf_counter()
     mean = _take_mean(run, round_.stop, given, answers[0].num_lossy, run_tasks, f"{title}: mean")
+    reduced: dict[Phase, float] = {"reduce": time.perf_counter() - begun}
+    parts = [part.model_copy(update={"totals": part.totals.with_phases(reduced)}) for part in parts]
     return Commit(step=round_.stop, shared=shared, replicas=parts, mean=mean)
 
 
@@ -128,22 +133,21 @@ def round_task(order: str) -> str:
     heartbeat = Heartbeat(run, parsed.replica, round_.start)
     with heartbeat.telling_failures():
         trainer = replica_at(run, round_.start, parsed.replica)
+        saves_shared, shared = trainer.replica == 0, None
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="save-shared") as pool:
-            early = pool.submit(save_shared, run, trainer, round_.stop) if _saves_early(trainer) else None
+            # What stays as it is while the steps are done is written meanwhile.
+            early = saves_shared and trainer.shared_is_settled
+            saving = pool.submit(save_shared, run, trainer, round_.stop) if early else None
             trainer.run(round_, heartbeat.step)
-            given = _save_given(run, trainer) if trainer.meets else None
-            part = save_replica(run, trainer)
-            shared = early.result() if early is not None else None
-        if trainer.replica == 0 and shared is None:
-            shared = save_shared(run, trainer, round_.stop)
+            with trainer.clock("exchange"):
+                given = _save_given(run, trainer) if trainer.meets else None
+            if saves_shared:
+                with trainer.clock("save"):
+                    shared = saving.result() if saving is not None else save_shared(run, trainer, round_.stop)
+        part = save_replica(run, trainer)
         keep_in_memory(run, trainer, part.attempt)
         answer = RoundAnswer(part=part, shared=shared, given=given, num_lossy=trainer.codec.num_lossy)
         return answer.model_dump_json()
-
-
-def _saves_early(trainer: Trainer) -> bool:
-    """Whether what all share can be written while the steps are still being done."""
-    return trainer.replica == 0 and trainer.shared_is_settled
 
 
 def _save_given(run: Folder, trainer: Trainer) -> Given:

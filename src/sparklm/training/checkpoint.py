@@ -16,7 +16,6 @@ import hashlib
 import json
 import uuid
 from collections.abc import Sequence
-from typing import Literal
 
 import safetensors
 import safetensors.torch
@@ -27,12 +26,13 @@ from torch import Tensor
 from sparklm.errors import UserError
 from sparklm.records import read_record
 from sparklm.storage import Buffer, Folder
+from sparklm.training.history import StepRecord
 from sparklm.training.metrics import EpochTotals
 from sparklm.training.vectors import Codec, ordered_mean, slice_bounds
 
 CHECKPOINTS = "checkpoints"
 _COMMIT = "commit.json"
-_FORMAT = "sparklm checkpoint 2"
+_FORMAT = "sparklm checkpoint 3"
 _DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.uint8: "U8"}
 
 
@@ -60,6 +60,7 @@ class ReplicaPart(BaseModel):
     attempt: str  # names the process and moment that made this; a replica still in memory is known by it
     own: SavedFile | None
     totals: EpochTotals
+    steps: Sequence[StepRecord]
     python_rss_bytes: int
 
 
@@ -67,7 +68,7 @@ class Commit(BaseModel):
     """What a checkpoint says about itself."""
 
     model_config = ConfigDict(frozen=True)
-    format: Literal["sparklm checkpoint 2"] = "sparklm checkpoint 2"
+    format: str = _FORMAT
     step: int
     shared: SavedFile
     replicas: Sequence[ReplicaPart]

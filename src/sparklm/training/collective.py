@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from sparklm.errors import JobError
+from sparklm.training.phases import PhaseClock
 from sparklm.training.vectors import Codec, ordered_mean, slice_bounds
 
 
@@ -33,15 +34,18 @@ class OneEach:
         self.replicas = [rank]
         self._rank, self._num_replicas, self._device = rank, num_replicas, device
 
-    def mean(self, given: Sequence[Tensor], codec: Codec) -> Tensor:
+    def mean(self, given: Sequence[Tensor], codec: Codec, clock: PhaseClock) -> Tensor:
         """Take the mean of this process' slice, and collect those of the others."""
         (vector,) = given
         bounds = slice_bounds(vector.numel(), self._num_replicas)
         start, stop = bounds[self._rank]
-        pieces = [codec.encode(vector[first:last], first).to(self._device) for first, last in bounds]
-        received = self._all_to_all(pieces)
-        own = ordered_mean(codec.decode(piece, start, stop - start) for piece in received)
-        return self._all_gather(own, [last - first for first, last in bounds])
+        with clock("exchange"):
+            pieces = [codec.encode(vector[first:last], first).to(self._device) for first, last in bounds]
+            received = self._all_to_all(pieces)
+        with clock("reduce"):
+            own = ordered_mean(codec.decode(piece, start, stop - start) for piece in received)
+        with clock("broadcast"):
+            return self._all_gather(own, [last - first for first, last in bounds])
 
     def gather(self, texts: Sequence[str]) -> list[str]:
         """Collect texts as bytes."""

@@ -1,27 +1,38 @@
-"""What is done when an epoch is over: every replica scores its share of the validation text with the common weights."""
+"""What is done when an epoch is over.
+
+Every replica scores its share of the validation text with the common weights; the first one also lets the model speak.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
+import torch
 from pydantic import BaseModel
 
+from sparklm.config import Config, GenerationConfig
+from sparklm.inference.generate import Sampling, generate_text, opening_of
+from sparklm.inference.model_zip import TrainedModel
 from sparklm.models.objectives import Tally
 from sparklm.storage import Folder
 from sparklm.training.checkpoint import read_commit
 from sparklm.training.heartbeat import Heartbeat
-from sparklm.training.loop import resident_bytes
+from sparklm.training.history import EpochSample, StepRecord
+from sparklm.training.loop import NUM_LOGGING_REPLICAS, Trainer, resident_bytes
 from sparklm.training.metrics import EpochTotals, Evaluation
 from sparklm.training.replicas import keep_in_memory, replica_at
+
+_LONGEST_SAMPLE = 40  # tokens
 
 
 class EpochEndOrder(BaseModel):
     """What a task is told."""
 
     run_url: str
+    epoch: int
     step: int
     replica: int
+    generation: GenerationConfig
     most_in_memory: int  # replicas that one process may keep
 
 
@@ -29,27 +40,38 @@ class ReplicaEnd(BaseModel):
     """What a task answers."""
 
     totals: EpochTotals
-    validation: dict[str, float]  # the fields of a Tally
+    steps: Sequence[StepRecord]
+    validation: Tally
     is_probability: bool
+    sample: EpochSample | None
     python_rss_bytes: int
+    gpu_memory_bytes: int | None
 
 
 class EpochEnd(BaseModel):
     """What all replicas together say of an epoch."""
 
     totals: EpochTotals
+    steps: Sequence[StepRecord]
     validation: Evaluation | None
+    sample: EpochSample | None
     python_rss_bytes: int
+    gpu_memory_bytes: int | None
     retries: int = 0
 
 
-def epoch_end_orders(run: Folder, step: int, replicas: int, most_in_memory: int) -> list[str]:
+def epoch_end_orders(run: Folder, config: Config, epoch: int, step: int, most_in_memory: int) -> list[str]:
     """Make the orders for the end of an epoch at a step."""
-    url = run.absolute().url
-    return [
-        EpochEndOrder(run_url=url, step=step, replica=replica, most_in_memory=most_in_memory).model_dump_json()
-        for replica in range(replicas)
-    ]
+    order = EpochEndOrder(
+        run_url=run.absolute().url,
+        epoch=epoch,
+        step=step,
+        replica=0,
+        generation=config.generation,
+        most_in_memory=most_in_memory,
+    )
+    replicas = range(config.distributed.replicas)
+    return [order.model_copy(update={"replica": replica}).model_dump_json() for replica in replicas]
 
 
 def epoch_end_task(order: str) -> str:
@@ -61,31 +83,63 @@ def epoch_end_task(order: str) -> str:
         attempt = read_commit(run, parsed.step).replicas[parsed.replica].attempt
         trainer = replica_at(run, parsed.step, parsed.replica, parsed.most_in_memory)
         trainer.check_weights()
-        tally = trainer.evaluate_part(heartbeat.beat)
+        with trainer.clock("evaluate"):
+            tally = trainer.evaluate_part(heartbeat.beat)
+            sample = _let_speak(trainer, parsed) if parsed.replica == 0 else None
+        trainer.settle_phases()
         answer = ReplicaEnd(
             totals=trainer.totals,
-            validation=asdict(tally),
+            steps=trainer.steps,
+            validation=tally,
             is_probability=not trainer.model.shape.predicts_embedding,
+            sample=sample,
             python_rss_bytes=resident_bytes(),
+            gpu_memory_bytes=torch.cuda.max_memory_allocated() if trainer.device.type == "cuda" else None,
         )
         keep_in_memory(run, trainer, attempt, parsed.most_in_memory)
         return answer.model_dump_json()
 
 
-def join_ends(answers: Sequence[str]) -> EpochEnd:
-    """Put the answers of all replicas together, in their order."""
+def _let_speak(trainer: Trainer, order: EpochEndOrder) -> EpochSample:
+    """Have the model go on from the run's prompt for a few words."""
+    generation, dataset = order.generation, trainer.dataset
+    prompt = generation.prompt if generation.prompt is not None else opening_of(dataset)
+    length = min(generation.max_new_tokens, _LONGEST_SAMPLE)
+    trainer.model.eval()
+    with trainer.averaged_weights():
+        trained = TrainedModel(model=trainer.model, tokenizer=dataset.tokenizer)
+        text = generate_text(trained, prompt, length, Sampling.of(generation)).text
+    return EpochSample(epoch=order.epoch + 1, step=order.step, prompt=prompt, text=text)
+
+
+def join_ends(answers: Sequence[str], *, in_turn: bool) -> EpochEnd:
+    """Put the answers of all replicas together, in their order; they worked at the same time, or took turns."""
     ends = [ReplicaEnd.model_validate_json(text) for text in answers]
-    tallies = [
-        Tally(
-            loss_sum=end.validation["loss_sum"],
-            correct=int(end.validation["correct"]),
-            nearest=int(end.validation["nearest"]),
-            targets=int(end.validation["targets"]),
-        )
-        for end in ends
-    ]
+    gpu = [end.gpu_memory_bytes for end in ends if end.gpu_memory_bytes is not None]
     return EpochEnd(
-        totals=EpochTotals.of_all([end.totals for end in ends]),
-        validation=Evaluation.of(tallies, ends[0].is_probability),
+        totals=EpochTotals.of_all([end.totals for end in ends], in_turn=in_turn),
+        steps=_join_steps([end.steps for end in ends[:NUM_LOGGING_REPLICAS]], 1 if in_turn else len(ends)),
+        validation=Evaluation.of([end.validation for end in ends], ends[0].is_probability),
+        sample=ends[0].sample,
         python_rss_bytes=max(end.python_rss_bytes for end in ends),
+        gpu_memory_bytes=max(gpu, default=None),
     )
+
+
+def _join_steps(replicas: Sequence[Sequence[StepRecord]], at_once: int) -> list[StepRecord]:
+    """Make one line of those of several replicas for the same step."""
+
+    def mean(values: Sequence[float]) -> float:
+        return sum(values) / len(values)
+
+    return [
+        lines[0].model_copy(
+            update={
+                "time": max(line.time for line in lines),
+                "loss": mean([line.loss for line in lines]),
+                "gradient_norm": mean([line.gradient_norm for line in lines]),
+                "tokens_per_second": at_once * mean([line.tokens_per_second for line in lines]),
+            }
+        )
+        for lines in zip(*replicas, strict=True)
+    ]

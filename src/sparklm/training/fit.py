@@ -13,13 +13,17 @@ from typing import Protocol
 
 from sparklm.config import Config
 from sparklm.storage import Folder
+from sparklm.text.shards import Dataset
 from sparklm.text.windows import WindowPlan
 from sparklm.training.checkpoint import prune_checkpoints, read_commit
 from sparklm.training.epoch_end import EpochEnd
+from sparklm.training.history import SAMPLES, STEPS, TASKS, EpochSample, StepRecord, TaskRecord, read_lines, write_lines
 from sparklm.training.metrics import ClusterFigures, CpuMeter, EpochRecord, EpochTotals, read_metrics, write_metrics
 from sparklm.training.placement import Placement, TrainingWatcher
 from sparklm.training.run import RunRecord, latest_step
-from sparklm.training.strategies import plan_rounds
+from sparklm.training.strategies import Round, plan_rounds
+
+_MOST_TOKENS_MEASURED = 2**20
 
 
 class Watcher(TrainingWatcher, Protocol):
@@ -28,8 +32,11 @@ class Watcher(TrainingWatcher, Protocol):
     def training_starts(self, step: int, plan: WindowPlan) -> None:
         """Training begins or goes on at a step."""
 
-    def epoch_done(self, record: EpochRecord) -> None:
-        """An epoch is done and recorded."""
+    def epoch_starts(self, epoch: int, rounds: Sequence[Round]) -> None:
+        """The rounds of an epoch, or those that are left of it, are about to be done."""
+
+    def epoch_done(self, record: EpochRecord, steps: Sequence[StepRecord], sample: EpochSample | None) -> None:
+        """An epoch is done and recorded: its figures, its logged steps, what the model says now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,23 +54,23 @@ def fit(run: Folder, record: RunRecord, plan: WindowPlan, placement: Placement, 
     """Train to the end of the plan, from wherever the run stands."""
     config, patience = record.config, record.config.training.early_stopping_patience
     first_step = latest_step(run)
+    chronicle = Chronicle(run, record, plan, first_step, watcher)
     watcher.training_starts(first_step, plan)
-    records, partial_seconds = _recover(run, config, plan, placement, first_step)
+    partial_seconds = _recover(run, config, plan, placement, first_step, chronicle)
     cpu = CpuMeter(placement.driver_process_id)
     epoch_began = time.monotonic() - partial_seconds
+    records = chronicle.records
     stopped_early = should_stop(records, patience)
     for epoch, rounds in groupby(plan_rounds(plan, config, first_step), key=lambda round_: round_.epoch):
         if stopped_early:
             break
         protect, ahead = _best_step(plan, records), list(rounds)
+        watcher.epoch_starts(epoch, ahead)
         retries = placement.train(run, config, ahead, watcher, protect)
         end = placement.end_epoch(run, config, epoch, ahead[-1].stop)
-        watcher.step_done(ahead[-1].stop, end.totals.loss)
         now = time.monotonic()
         figures = placement.epoch_figures(run, epoch)
-        records.append(_record(epoch, now - epoch_began, end, figures, cpu.read(), retries + end.retries))
-        write_metrics(run, records)
-        watcher.epoch_done(records[-1])
+        chronicle.add(epoch, now - epoch_began, end, figures, cpu.read(), retries + end.retries)
         stopped_early = should_stop(records, patience)
         epoch_began = now
     prune_checkpoints(run, config.training.keep_checkpoints, protect=_best_step(plan, records))
@@ -77,6 +84,65 @@ def fit(run: Folder, record: RunRecord, plan: WindowPlan, placement: Placement, 
         did_steps=last_step > first_step,
         stopped_early=stopped_early,
     )
+
+
+class Chronicle:
+    """The records of a run, epoch by epoch. Of its files metrics.csv is written last: it says which epochs count."""
+
+    def __init__(self, run: Folder, record: RunRecord, plan: WindowPlan, step: int, watcher: Watcher) -> None:
+        self._run, self._watcher = run, watcher
+        self._bytes_per_token = _bytes_per_token(record.open_dataset(run))
+        self.records = [entry for entry in read_metrics(run) if entry.Epoch <= _completed_epochs(plan, step)]
+        kept = len(self.records)
+        self._steps = [entry for entry in read_lines(run, STEPS, StepRecord) if entry.epoch <= kept]
+        self._samples = [entry for entry in read_lines(run, SAMPLES, EpochSample) if entry.epoch <= kept]
+        self._tasks = [entry for entry in read_lines(run, TASKS, TaskRecord) if entry.epoch <= kept]
+
+    def add(
+        self,
+        epoch: int,
+        seconds: float,
+        end: EpochEnd,
+        figures: ClusterFigures,
+        cpu_loads: tuple[float, float] | None,
+        retries: int | None,
+    ) -> None:
+        """Record an epoch, and tell of it."""
+        record = EpochRecord.assemble(
+            epoch=epoch,
+            duration_seconds=seconds,
+            totals=end.totals,
+            validation=end.validation,
+            bytes_per_token=self._bytes_per_token,
+            cluster=figures,
+            cpu_loads=cpu_loads,
+            python_rss_bytes=end.python_rss_bytes,
+            gpu_memory_bytes=end.gpu_memory_bytes,
+            retries=retries,
+        )
+        self.records.append(record)
+        self._steps += end.steps
+        self._samples += [end.sample] if end.sample is not None else []
+        self._tasks += figures.tasks
+        write_lines(self._run, STEPS, self._steps)
+        write_lines(self._run, SAMPLES, self._samples)
+        if self._tasks:
+            write_lines(self._run, TASKS, self._tasks)
+        write_metrics(self._run, self.records)
+        self._watcher.epoch_done(record, end.steps, end.sample)
+
+
+def _completed_epochs(plan: WindowPlan, step: int) -> int:
+    if step == 0:
+        return 0
+    epoch = plan.epoch_of(step - 1)
+    return epoch + 1 if step == plan.epoch_end(epoch) else epoch
+
+
+def _bytes_per_token(dataset: Dataset) -> float | None:
+    """Measure how much text a validation token stands for."""
+    num_tokens = min(len(dataset.validation), _MOST_TOKENS_MEASURED)
+    return dataset.text_bytes(dataset.validation, num_tokens) / num_tokens if num_tokens else None
 
 
 def should_stop(records: Sequence[EpochRecord], patience: int | None) -> bool:
@@ -94,42 +160,22 @@ def _best_step(plan: WindowPlan, records: Sequence[EpochRecord]) -> int | None:
 
 
 def _recover(
-    run: Folder, config: Config, plan: WindowPlan, placement: Placement, step: int
-) -> tuple[list[EpochRecord], float]:
+    run: Folder, config: Config, plan: WindowPlan, placement: Placement, step: int, chronicle: Chronicle
+) -> float:
     """Bring the records up to the newest checkpoint, and give the seconds already spent on the epoch under way.
 
     A crash may fall between a checkpoint and its line in metrics.csv: the line is then made from the checkpoint, and
     what only the lost process knew stays empty.
     """
     if step == 0:
-        return [], 0.0
-    seconds = EpochTotals.of_all([part.totals for part in read_commit(run, step).replicas]).seconds
+        return 0.0
+    totals = [part.totals for part in read_commit(run, step).replicas]
+    seconds = EpochTotals.of_all(totals, in_turn=placement.takes_turns).seconds
     epoch = plan.epoch_of(step - 1)
-    ended = step == plan.epoch_end(epoch)
-    completed = epoch + 1 if ended else epoch
-    records = [record for record in read_metrics(run) if record.Epoch <= completed]
-    if ended and len(records) < completed:
+    completed = _completed_epochs(plan, step)
+    if completed == epoch:
+        return seconds
+    if len(chronicle.records) < completed:
         end = placement.end_epoch(run, config, epoch, step)
-        records.append(_record(epoch, seconds, end, ClusterFigures(), None, None))
-        write_metrics(run, records)
-    return records, 0.0 if ended else seconds
-
-
-def _record(
-    epoch: int,
-    seconds: float,
-    end: EpochEnd,
-    figures: ClusterFigures,
-    cpu_loads: tuple[float, float] | None,
-    retries: int | None,
-) -> EpochRecord:
-    return EpochRecord.assemble(
-        epoch=epoch,
-        duration_seconds=seconds,
-        totals=end.totals,
-        validation=end.validation,
-        cluster=figures,
-        cpu_loads=cpu_loads,
-        python_rss_bytes=end.python_rss_bytes,
-        retries=retries,
-    )
+        chronicle.add(epoch, seconds, end, ClusterFigures(), None, None)
+    return 0.0

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sparklm.errors import TrainingDivergedError, UserError
 from sparklm.storage import Folder
+from sparklm.training.phases import StepProgress
 
 PROGRESS = "progress"
 _EVERY_SECONDS = 1.0
@@ -32,7 +33,7 @@ class Beat(BaseModel):
     host: str
     process_id: int
     step: int
-    loss: float | None = None
+    progress: StepProgress | None = None
     beats: int = 0
     failure: str | None = None
     kind: Literal["user", "diverged", "other"] | None = None
@@ -51,9 +52,9 @@ class Heartbeat:
         self._beat = Beat(replica=replica, host=socket.gethostname(), process_id=os.getpid(), step=step)
         self.beat()
 
-    def step(self, step: int, loss: float) -> None:
+    def step(self, progress: StepProgress) -> None:
         """Tell of a step."""
-        self._beat = self._beat.model_copy(update={"step": step, "loss": loss})
+        self._beat = self._beat.model_copy(update={"step": progress.step, "progress": progress})
         self.beat()
 
     def beat(self) -> None:

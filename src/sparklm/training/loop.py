@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import numpy as np
 import psutil
@@ -25,8 +25,10 @@ from sparklm.models.network import LanguageModel
 from sparklm.models.objectives import Tally, batch_loss
 from sparklm.text.shards import Dataset, TokenStream
 from sparklm.text.windows import Int64Array, WindowPlan, Windows, derive_seed
+from sparklm.training.history import StepRecord
 from sparklm.training.metrics import EpochTotals
 from sparklm.training.optim import average_decay, build_optimizer, learning_rate
+from sparklm.training.phases import PhaseClock, StepProgress, add_phases
 from sparklm.training.readahead import read_ahead
 from sparklm.training.strategies import Round, outer_step
 from sparklm.training.vectors import Codec, flatten, unflatten
@@ -34,7 +36,9 @@ from sparklm.training.vectors import Codec, flatten, unflatten
 EVALUATION_BATCH_SIZE = 32
 _INITIALISATION, _DROPOUT = 1, 2  # what a derived seed is for
 _AFTER_DIVERGENCE = "What was saved before is good. Begin a new run (another --run) with a lower training.learning_rate"
-StepCallback = Callable[[int, float], None]  # called with the step just done and its loss
+_MOST_LOGGED_STEPS = 1000  # of an epoch
+NUM_LOGGING_REPLICAS = 4  # the first few speak for all, so that what the driver collects stays small
+StepCallback = Callable[[StepProgress], None]  # called after every step
 
 
 class Trainer:
@@ -57,6 +61,10 @@ class Trainer:
         check_precision(config.training.precision, self.device)
         self.step = 0
         self.totals = EpochTotals()
+        self.steps: list[StepRecord] = []  # those of this epoch that are logged
+        self.clock = PhaseClock()
+        self._last_loss, self._rate_since = 0.0, (time.perf_counter(), 0)
+        self._log_every = max(config.output.log_every_steps, -(-plan.epoch_end(0) // _MOST_LOGGED_STEPS))
         seed = _torch_seed(config.training.seed, _INITIALISATION)
         self.model = build_model(config, dataset.manifest.vocab_size, embeddings_VE, seed=seed).to(self.device)
         self.optimizer = build_optimizer(self.model, config.training)
@@ -83,19 +91,24 @@ class Trainer:
         """Do a round's steps: the whole of them, or, where gradients are shared, up to the gradient."""
         assert round_.start == self.step, f"round starts at step {round_.start}, the replica is at {self.step}"
         if self.plan.epoch_of(self.step - 1) != round_.epoch or self.step == 0:
-            self.totals = EpochTotals()
-        begun = time.perf_counter()
+            self.totals, self.steps = EpochTotals(), []
+        begun, begun_cpu = time.perf_counter(), time.process_time()
+        self._rate_since = begun, self.step
         self.model.train()
         ahead = self.config.distributed.prefetch_batches
-        for windows in read_ahead(self._read, self.step, round_.stop, ahead):
-            loss = self._compute_gradient(windows)
-            if not self._gives_gradients:
-                self._update(self.step, loss=loss)
-            self.step += 1
-            if on_step is not None:
-                on_step(self.step, loss)
+        with closing(read_ahead(self._read, self.step, round_.stop, ahead)) as batches:
+            while self.step < round_.stop:
+                with self.clock("data"):
+                    windows = next(batches)
+                with self.clock("fit"):
+                    self._last_loss = self._compute_gradient(windows)
+                    if not self._gives_gradients:
+                        self._update(self.step, loss=self._last_loss)
+                self.step += 1
+                if on_step is not None:
+                    on_step(self._progress())
         self.awaits_mean = self.meets
-        self.totals = self.totals.plus(seconds=time.perf_counter() - begun)
+        self.totals = self.totals.plus(seconds=time.perf_counter() - begun, cpu_seconds=time.process_time() - begun_cpu)
         if not self._gives_gradients:
             self.check_weights()
 
@@ -128,23 +141,28 @@ class Trainer:
     def take(self, mean: Tensor) -> None:
         """Go on from the mean of what all replicas have given."""
         begun = time.perf_counter()
-        mean = mean.to(self.device)
-        if self._gives_gradients:
-            for name, gradient in unflatten(mean.clone(), self._learned).items():
-                self._learned[name].grad = gradient
-            self._update(self.step - 1)
-        else:
-            self._apply_changes(mean)
-            self.check_weights()
+        with self.clock("fit" if self._gives_gradients else "broadcast"):
+            mean = mean.to(self.device)
+            if self._gives_gradients:
+                for name, gradient in unflatten(mean.clone(), self._learned).items():
+                    self._learned[name].grad = gradient
+                self._update(self.step - 1)
+            else:
+                self._apply_changes(mean)
+                self.check_weights()
         num_bytes = self.codec.encoded_bytes(mean.numel()) + mean.numel() * mean.element_size()
         self.totals = self.totals.plus(seconds=time.perf_counter() - begun, exchanged_bytes=num_bytes)
         self.awaits_mean = False
+
+    def settle_phases(self) -> None:
+        """Add the times that were measured since the last time to the totals."""
+        self.totals = self.totals.with_phases(self.clock.take())
 
     def evaluate_part(self, on_batch: Callable[[], None] | None = None) -> Tally:
         """Score this replica's share of the validation text with the weights that would become the model."""
         count, replicas = self._validation_windows.num_windows, self.config.distributed.replicas
         share = range(count * self.replica // replicas, count * (self.replica + 1) // replicas)
-        with self._averaged_weights():
+        with self.averaged_weights():
             return tally_windows(
                 self.model, self.dataset.validation, self._validation_windows, self.device, share, on_batch
             )
@@ -177,7 +195,7 @@ class Trainer:
         """Give what becomes the model: the averaged weights where an average is kept."""
         return self.average or self.model.state_dict()
 
-    def restore(self, *, step: int, tensors: dict[str, Tensor], totals: EpochTotals) -> None:
+    def restore(self, *, step: int, tensors: dict[str, Tensor]) -> None:
         """Become what a replica was at a checkpoint, from its tensors, shared and own; `take` has yet to follow."""
         optimizer, outer = tensors_below(tensors, "optimizer/"), tensors_below(tensors, "outer/")
         if self._gives_changes:
@@ -190,7 +208,7 @@ class Trainer:
         self._unsaid = outer["unsaid"].to(self.device, copy=True) if "unsaid" in outer else None
         average = tensors_below(tensors, "average/")
         self.average = {name: tensor.to(self.device, copy=True) for name, tensor in average.items()}
-        self.step, self.totals = step, totals
+        self.step = step
         self.awaits_mean = self.meets
         every = self.config.distributed.meeting_every_steps or 1
         epoch_start = self.plan.epoch_end(self.plan.epoch_of(step - 1) - 1)
@@ -224,6 +242,31 @@ class Trainer:
         if not self._gives_changes:
             self._update_average(step, step + 1)
         self.totals = self.totals.with_update(gradient_norm=norm, learning_rate=rate)
+        done = step + 1
+        ends_epoch = done == self.plan.epoch_end(self.plan.epoch_of(step))
+        if self.replica < NUM_LOGGING_REPLICAS and (done % self._log_every == 0 or ends_epoch):
+            self._log_step(done, norm, rate)
+
+    def _log_step(self, done: int, gradient_norm: float, rate: float) -> None:
+        """Keep a line for steps.jsonl; the rate is that since the line before, or since the round began."""
+        (since, first), now = self._rate_since, time.perf_counter()
+        self._rate_since = now, done
+        tokens = (done - first) * self.plan.batch_size * self.config.data.window_size
+        self.steps.append(
+            StepRecord(
+                step=done,
+                epoch=self.plan.epoch_of(done - 1) + 1,
+                time=time.time(),
+                loss=self._last_loss,
+                learning_rate=rate,
+                gradient_norm=gradient_norm,
+                tokens_per_second=tokens / (now - since),
+            )
+        )
+
+    def _progress(self) -> StepProgress:
+        phases = add_phases([self.totals.phases, self.clock.read()])
+        return StepProgress(step=self.step, loss=self._last_loss, tokens=self.totals.tokens, phases=phases)
 
     def _apply_changes(self, mean: Tensor) -> None:
         assert self._met_at is not None
@@ -273,7 +316,7 @@ class Trainer:
                 self.average[name] = tensor.clone()
 
     @contextmanager
-    def _averaged_weights(self) -> Iterator[None]:
+    def averaged_weights(self) -> Iterator[None]:
         """Put the averaged weights, if there are any, in the place of the last ones for a while."""
         if not self.average:
             yield

@@ -11,13 +11,15 @@ import io
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import psutil
 from pydantic import BaseModel, ConfigDict
 
 from sparklm.storage import Folder
+from sparklm.training.history import TaskRecord
+from sparklm.training.phases import PHASES, Phase, add_phases
 
 if TYPE_CHECKING:
     from sparklm.models.objectives import Tally
@@ -44,6 +46,8 @@ class EpochTotals(BaseModel):
     learning_rate: float = 0.0
     exchanged_bytes: int = 0
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    phases: dict[Phase, float] = {}  # seconds
 
     def with_step(self, *, loss: float, correct: int, nearest: int, targets: int, tokens: int) -> EpochTotals:
         """Count one more batch and what was right in it."""
@@ -75,21 +79,30 @@ class EpochTotals(BaseModel):
         """Add to some of the sums."""
         return self.model_copy(update={name: getattr(self, name) + value for name, value in sums.items()})
 
+    def with_phases(self, seconds: Mapping[Phase, float]) -> EpochTotals:
+        """Add to the times of phases."""
+        return self.model_copy(update={"phases": add_phases([self.phases, seconds])})
+
     @classmethod
-    def of_all(cls, replicas: Sequence[EpochTotals]) -> EpochTotals:
-        """Put the totals of all replicas together, in their order. They worked at the same time."""
+    def of_all(cls, replicas: Sequence[EpochTotals], *, in_turn: bool) -> EpochTotals:
+        """Put the totals of all replicas together, in their order.
+
+        Where they worked at the same time, the time of all is that of the slowest, and a phase took its mean.
+        """
+        others = ("gradient_max", "gradient_min", "learning_rate", "seconds", "exchanged_bytes", "phases")
         summed = {
-            name: sum(getattr(totals, name) for totals in replicas)
-            for name in cls.model_fields
-            if name not in ("gradient_max", "gradient_min", "learning_rate", "seconds", "exchanged_bytes")
+            name: sum(getattr(totals, name) for totals in replicas) for name in cls.model_fields if name not in others
         }
+        phases = add_phases([totals.phases for totals in replicas])
+        seconds = [totals.seconds for totals in replicas]
         return cls(
             **summed,
             gradient_max=max(totals.gradient_max for totals in replicas),
             gradient_min=min(totals.gradient_min for totals in replicas),
             learning_rate=replicas[0].learning_rate,
             exchanged_bytes=max(totals.exchanged_bytes for totals in replicas),
-            seconds=max(totals.seconds for totals in replicas),
+            seconds=sum(seconds) if in_turn else max(seconds),
+            phases=phases if in_turn else {phase: value / len(replicas) for phase, value in phases.items()},
         )
 
     @property
@@ -137,6 +150,12 @@ class Evaluation(BaseModel):
         """The exponential of the loss: among how many equally likely tokens the model hesitates."""
         return math.exp(min(self.loss, 700.0)) if self.is_probability else None
 
+    def bits_per_byte(self, bytes_per_token: float) -> float | None:
+        """Bits that the model needs for a byte of the text, by which models with other tokenizers compare."""
+        if not self.is_probability:
+            return None
+        return self.loss / math.log(2) / bytes_per_token if bytes_per_token else math.inf
+
 
 class ClusterFigures(BaseModel):
     """What Spark knows of an epoch. All None where there is no JVM."""
@@ -151,6 +170,7 @@ class ClusterFigures(BaseModel):
     min_task_ms: float | None = None
     mean_task_ms: float | None = None
     failed_tasks: int | None = None
+    tasks: Sequence[TaskRecord] = ()
 
 
 class CpuMeter:
@@ -212,6 +232,18 @@ class EpochRecord(BaseModel):
     ValidationTop1Accuracy: float | None = None
     ExchangedBytes: int | None = None
     Retries: int | None = None
+    BitsPerByte: float | None = None
+    GetModelMs: float | None = None
+    DataMs: float | None = None
+    FitMs: float | None = None
+    ExchangeMs: float | None = None
+    ReduceMs: float | None = None
+    BroadcastMs: float | None = None
+    SaveMs: float | None = None
+    EvaluateMs: float | None = None
+    OverheadMs: float | None = None  # the rest of the epoch: tasks that start, replicas that wait
+    PythonCpuLoad: float | None = None  # of all replicas, 100 = one core
+    GpuMemoryMB: float | None = None
 
     @classmethod
     def assemble(
@@ -221,13 +253,16 @@ class EpochRecord(BaseModel):
         duration_seconds: float,
         totals: EpochTotals,
         validation: Evaluation | None,
+        bytes_per_token: float | None,
         cluster: ClusterFigures,
         cpu_loads: tuple[float, float] | None,
         python_rss_bytes: int,
+        gpu_memory_bytes: int | None,
         retries: int | None,
     ) -> EpochRecord:
         """Join what the worker, Spark and the driver measured."""
         process_load, system_load = cpu_loads if cpu_loads is not None else (None, None)
+        phases = {f"{phase.title().replace('_', '')}Ms": 1000 * totals.phases.get(phase, 0.0) for phase in PHASES}
         return cls(
             Epoch=epoch + 1,
             TimeStamp=round(duration_seconds * 1000),
@@ -259,6 +294,11 @@ class EpochRecord(BaseModel):
             ValidationTop1Accuracy=validation.nearest_accuracy if validation else None,
             ExchangedBytes=totals.exchanged_bytes,
             Retries=retries,
+            BitsPerByte=validation.bits_per_byte(bytes_per_token) if validation and bytes_per_token else None,
+            **phases,
+            OverheadMs=max(0.0, 1000 * duration_seconds - sum(phases.values())),
+            PythonCpuLoad=100 * totals.cpu_seconds / totals.seconds if totals.seconds else None,
+            GpuMemoryMB=None if gpu_memory_bytes is None else gpu_memory_bytes / 2**20,
         )
 
 

@@ -16,6 +16,7 @@ from sparklm.storage import Folder
 from sparklm.text.prepare import Corpus, ShardRequest, Workers, find_duplicates_here
 from sparklm.training.epoch_end import EpochEnd, epoch_end_orders, epoch_end_task, join_ends
 from sparklm.training.metrics import ClusterFigures
+from sparklm.training.phases import StepProgress
 from sparklm.training.strategies import Round
 from sparklm.training.together import AllHere, train_together
 
@@ -23,11 +24,17 @@ from sparklm.training.together import AllHere, train_together
 class TrainingWatcher(Protocol):
     """Someone who is told what happens while rounds are done."""
 
-    def step_done(self, step: int, loss: float) -> None:
-        """A step is done (called as often as the placement can tell)."""
+    def step_done(self, progress: StepProgress) -> None:
+        """A step is done by the first replica (called as often as the placement can tell)."""
+
+    def tasks_done(self, title: str, done: int, total: int) -> None:
+        """So many of the tasks of a job that is no training are done."""
 
     def note(self, text: str) -> None:
         """Something the user should know."""
+
+    def retry(self, text: str) -> None:
+        """Something went wrong, and is tried again."""
 
 
 class Placement(Workers, Protocol):
@@ -38,8 +45,15 @@ class Placement(Workers, Protocol):
         """Where this is, for people."""
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether replicas work one after another."""
+
+    @property
     def driver_process_id(self) -> int:
         """The process whose CPU load counts as the driver's."""
+
+    def report_to(self, watcher: TrainingWatcher) -> None:
+        """Have someone told what happens from now on."""
 
     def default_threads(self, replicas: int) -> int:
         """CPU threads that each of so many replicas has here."""
@@ -56,7 +70,7 @@ class Placement(Workers, Protocol):
         """
 
     def end_epoch(self, run: Folder, config: Config, epoch: int, step: int) -> EpochEnd:
-        """Evaluate the checkpoint at a step."""
+        """Evaluate the checkpoint at a step, and have its model speak."""
 
     def epoch_figures(self, run: Folder, epoch: int) -> ClusterFigures:
         """Say what the cluster measured while it worked on an epoch."""
@@ -69,11 +83,19 @@ class InProcess:
     """Everything in this process."""
 
     description = "this process"
+    takes_turns = True
+
+    def __init__(self) -> None:
+        self._watcher: TrainingWatcher | None = None
 
     @property
     def driver_process_id(self) -> int:
         """This process."""
         return os.getpid()
+
+    def report_to(self, watcher: TrainingWatcher) -> None:
+        """Have someone told."""
+        self._watcher = watcher
 
     def default_threads(self, replicas: int) -> int:
         """All cores that this process may use: replicas take turns."""
@@ -81,7 +103,12 @@ class InProcess:
 
     def run_tasks(self, work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
         """Do one after another."""
-        return [work(order) for order in orders]
+        answers = []
+        for order in orders:
+            answers.append(work(order))
+            if self._watcher is not None:
+                self._watcher.tasks_done(title, len(answers), len(orders))
+        return answers
 
     def find_duplicates(self, requests: Sequence[ShardRequest]) -> set[int]:
         """Compare one document after another."""
@@ -100,16 +127,18 @@ class InProcess:
         self, run: Folder, config: Config, rounds: Sequence[Round], watcher: TrainingWatcher, protect: int | None
     ) -> int:
         """Train here, the replicas one after another."""
-        group = AllHere(config.distributed.replicas)
-        keep = config.training.keep_checkpoints
-        train_together(run, rounds, group, keep_checkpoints=keep, protect=protect, on_step=watcher.step_done)
+        replicas, keep = config.distributed.replicas, config.training.keep_checkpoints
+
+        def on_step(progress: StepProgress) -> None:
+            watcher.step_done(progress.of_all(replicas, in_turn=True))
+
+        train_together(run, rounds, AllHere(replicas), keep_checkpoints=keep, protect=protect, on_step=on_step)
         return 0
 
     def end_epoch(self, run: Folder, config: Config, epoch: int, step: int) -> EpochEnd:
         """Evaluate here, one share after another."""
-        replicas = config.distributed.replicas
-        orders = epoch_end_orders(run, step, replicas, most_in_memory=replicas)
-        return join_ends(self.run_tasks(epoch_end_task, orders, "evaluate"))
+        orders = epoch_end_orders(run, config, epoch, step, most_in_memory=config.distributed.replicas)
+        return join_ends([epoch_end_task(order) for order in orders], in_turn=True)
 
     def epoch_figures(self, run: Folder, epoch: int) -> ClusterFigures:
         """There is no cluster, so nothing was measured."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 Batch = TypeVar("Batch")
 
 
-def read_ahead(read: Callable[[int], Batch], start: int, stop: int, ahead: int) -> Iterator[Batch]:
+def read_ahead(read: Callable[[int], Batch], start: int, stop: int, ahead: int) -> Generator[Batch]:
     """Give `read(step)` for every step from start to stop, with up to `ahead` of them done before they are asked for.
 
     What goes wrong while reading is raised where the batch is taken.

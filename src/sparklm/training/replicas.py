@@ -7,6 +7,8 @@ counts.
 
 from __future__ import annotations
 
+import time
+
 from sparklm.storage import Folder
 from sparklm.training.checkpoint import (
     ReplicaPart,
@@ -26,31 +28,42 @@ _warm: dict[tuple[str, str], Trainer] = {}  # by run and attempt, oldest first
 
 def replica_at(run: Folder, step: int, replica: int, most_in_memory: int = 1) -> Trainer:
     """Give a replica as it starts from a step, having taken what the last meeting gave."""
-    record = read_run(run)
+    begun, record = time.perf_counter(), read_run(run)
     use_threads(record.threads)
     if step == 0:
         _make_room(0)
-        return new_replica(run, record, replica)
+        trainer = new_replica(run, record, replica)
+        trainer.clock.add("get_model", time.perf_counter() - begun)
+        return trainer
     commit = read_commit(run, step)
-    trainer = _warm.pop((_key(run, record), commit.replicas[replica].attempt), None)
-    if trainer is None:
-        trainer = _make_room(most_in_memory - 1, _key(run, record)) or new_replica(run, record, replica)
+    part = commit.replicas[replica]
+    warm = _warm.pop((_key(run, record), part.attempt), None)
+    trainer = warm or _make_room(most_in_memory - 1, _key(run, record)) or new_replica(run, record, replica)
+    if warm is None:
         trainer.replica = replica
-        tensors = load_replica(run, commit, replica)
-        trainer.restore(step=step, tensors=tensors, totals=commit.replicas[replica].totals)
+        trainer.restore(step=step, tensors=load_replica(run, commit, replica))
+    if warm is None or trainer.awaits_mean:
+        trainer.totals, trainer.steps = part.totals, list(part.steps)
+    trainer.clock.add("get_model", time.perf_counter() - begun)
     if trainer.awaits_mean:
-        trainer.take(load_mean(run, commit, trainer.codec))
+        with trainer.clock("reduce" if commit.given else "broadcast"):
+            mean = load_mean(run, commit, trainer.codec)
+        trainer.take(mean)
     return trainer
 
 
 def save_replica(run: Folder, trainer: Trainer) -> ReplicaPart:
     """Save what a replica alone is after its round."""
     attempt, folder = new_attempt(), step_folder(run, trainer.step)
-    own = trainer.own_tensors()
+    with trainer.clock("save"):
+        tensors = trainer.own_tensors()
+        own = save_tensors(folder, f"own-{trainer.replica:04d}-{attempt}", tensors) if tensors else None
+    trainer.settle_phases()
     return ReplicaPart(
         attempt=attempt,
-        own=save_tensors(folder, f"own-{trainer.replica:04d}-{attempt}", own) if own else None,
+        own=own,
         totals=trainer.totals,
+        steps=trainer.steps,
         python_rss_bytes=resident_bytes(),
     )
 

@@ -23,6 +23,7 @@ from sparklm.training.checkpoint import (
     write_commit,
 )
 from sparklm.training.loop import StepCallback, Trainer
+from sparklm.training.phases import PhaseClock
 from sparklm.training.replicas import keep_in_memory, replica_at, save_replica, save_shared
 from sparklm.training.strategies import Round
 from sparklm.training.vectors import Codec, ordered_mean
@@ -37,7 +38,7 @@ class Group(Protocol):
     def replicas(self) -> Sequence[int]:
         """Those that are here."""
 
-    def mean(self, given: Sequence[Tensor], codec: Codec) -> Tensor:
+    def mean(self, given: Sequence[Tensor], codec: Codec, clock: PhaseClock) -> Tensor:
         """Take the mean over all replicas, in their order, from what those here give."""
 
     def gather(self, texts: Sequence[str]) -> list[str]:
@@ -50,9 +51,10 @@ class AllHere:
     def __init__(self, num_replicas: int) -> None:
         self.replicas = range(num_replicas)
 
-    def mean(self, given: Sequence[Tensor], codec: Codec) -> Tensor:
+    def mean(self, given: Sequence[Tensor], codec: Codec, clock: PhaseClock) -> Tensor:
         """Add them up."""
-        return ordered_mean(given)
+        with clock("reduce"):
+            return ordered_mean(given)
 
     def gather(self, texts: Sequence[str]) -> list[str]:
         """They are all here."""
@@ -76,7 +78,7 @@ def train_together(
             trainers = [replica_at(run, round_.start, replica, len(group.replicas)) for replica in group.replicas]
         for trainer in trainers:
             trainer.run(round_, on_step if trainer is trainers[0] else None)
-        mean = group.mean([trainer.give() for trainer in trainers], trainers[0].codec) if trainers[0].meets else None
+        mean = _meet(trainers, group) if trainers[0].meets else None
         if round_.saves:
             parts = _save(run, trainers, mean, group, keep_checkpoints, protect)
         if mean is not None:
@@ -86,16 +88,26 @@ def train_together(
         keep_in_memory(run, trainer, part.attempt, len(group.replicas))
 
 
+def _meet(trainers: Sequence[Trainer], group: Group) -> Tensor:
+    given = []
+    for trainer in trainers:
+        with trainer.clock("exchange"):
+            given.append(trainer.give())
+    return group.mean(given, trainers[0].codec, trainers[0].clock)
+
+
 def _save(
     run: Folder, trainers: Sequence[Trainer], mean: Tensor | None, group: Group, keep: int, protect: int | None
 ) -> list[ReplicaPart]:
     """Write a checkpoint: every process its replicas, the one with the first replica the rest; give the parts here."""
-    step, parts = trainers[0].step, [save_replica(run, trainer) for trainer in trainers]
-    if trainers[0].replica == 0:
-        shared = save_shared(run, trainers[0], step)
-        slices = [] if mean is None else [save_mean(step_folder(run, step), 0, mean)]
+    first, step = trainers[0], trainers[0].step
+    if first.replica == 0:
+        with first.clock("save"):
+            shared = save_shared(run, first, step)
+            slices = [] if mean is None else [save_mean(step_folder(run, step), 0, mean)]
+    parts = [save_replica(run, trainer) for trainer in trainers]
     everyone = group.gather([part.model_dump_json() for part in parts])
-    if trainers[0].replica == 0:
+    if first.replica == 0:
         replicas = _PARTS.validate_json(f"[{','.join(everyone)}]")
         write_commit(run, Commit(step=step, shared=shared, replicas=replicas, mean=slices))
         prune_checkpoints(run, keep, protect)

@@ -1,0 +1,144 @@
+"""A job on a console: a live display on a terminal, plain lines at intervals anywhere else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from sparklm.progress import Message, Status, Training, View
+
+_PLAIN_SECONDS = 10.0
+_BAR_WIDTH = 30
+
+
+def console_view(console: Console) -> View:
+    """Choose the view that fits a console."""
+    return TerminalView(console) if console.is_terminal else PlainView(console)
+
+
+class TerminalView:
+    """What is said, and below it, always on the last lines, how the job stands."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._spinner = Spinner("dots")
+        self._live = Live(console=console, refresh_per_second=8, transient=True)
+        self._live.start()
+
+    def show(self, status: Status) -> None:
+        """Redraw the last lines."""
+        self._live.update(self._draw(status))
+
+    def say(self, message: Message) -> None:
+        """Print above them."""
+        _print(self._live.console, message)
+
+    def close(self) -> None:
+        """Take the last lines away."""
+        self._live.stop()
+
+    def _draw(self, status: Status) -> Table | Text:
+        if status.outcome is not None:
+            return Text()
+        grid = Table.grid(padding=(0, 1))
+        if status.tasks is not None:
+            title, done, total = status.tasks
+            grid.add_row(self._spinner, title, ProgressBar(total, done, width=_BAR_WIDTH), f"{done}/{total} tasks")
+            return grid
+        training = status.training
+        if training is None or training.loss is None:
+            grid.add_row(self._spinner, "at work")
+            return grid
+        bar = ProgressBar(training.total_steps, training.step, width=_BAR_WIDTH)
+        grid.add_row(self._spinner, _place(training), bar, _steps(training))
+        outer = Table.grid()
+        outer.add_row(grid)
+        outer.add_row(Text("  " + " · ".join(_figures(training)), style="dim"))
+        return outer
+
+
+class PlainView:
+    """Lines for files and pipes."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock = console, clock
+        self._next = clock() + _PLAIN_SECONDS
+
+    def show(self, status: Status) -> None:
+        """Print a line every few seconds."""
+        if self._clock() < self._next or status.outcome is not None:
+            return
+        line = None
+        if status.tasks is not None:
+            title, done, total = status.tasks
+            line = f"{title}: {done}/{total} tasks"
+        elif status.training is not None and status.training.loss is not None:
+            line = ", ".join([_place(status.training), _steps(status.training), *_figures(status.training)])
+        if line is not None:
+            self._next = self._clock() + _PLAIN_SECONDS
+            self._console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+
+    def say(self, message: Message) -> None:
+        """Print it."""
+        _print(self._console, message)
+
+    def close(self) -> None:
+        """There is nothing to take away."""
+
+
+def _print(console: Console, message: Message) -> None:
+    styles = {"stage": "bold", "warning": "yellow"}
+    indent = "" if message.kind == "stage" else "  "
+    console.print(
+        f"{indent}{message.text}", style=styles.get(message.kind), highlight=False, markup=False, soft_wrap=True
+    )
+
+
+def _place(training: Training) -> str:
+    rounds = f", round {training.round}/{training.rounds}" if training.rounds > 1 else ""
+    return f"epoch {training.epoch}/{training.epochs}{rounds}"
+
+
+def _steps(training: Training) -> str:
+    return f"step {training.step}/{training.total_steps}"
+
+
+def _figures(training: Training) -> list[str]:
+    figures = [f"loss {training.loss:.3f}"]
+    if training.validation_loss is not None:
+        figures.append(f"validation {training.validation_loss:.3f}")
+    if training.tokens_per_second is not None:
+        figures.append(f"{training.tokens_per_second:,.0f} tokens/s")
+    shares = (
+        ("data", training.data_share),
+        ("exchange", training.exchange_share),
+        ("overhead", training.overhead_share),
+    )
+    figures += [f"{name} {100 * share:.0f} %" for name, share in shares]
+    if training.seconds_left is not None:
+        figures.append(f"{_duration(training.seconds_left)} left")
+    if training.failed_tasks:
+        figures.append(f"{training.failed_tasks} failed tasks")
+    if training.retries:
+        figures.append(f"{training.retries} retries")
+    return figures
+
+
+def _duration(seconds: float) -> str:
+    """Give a time as people read it.
+
+    >>> _duration(59), _duration(3725), _duration(200_000)
+    ('0:59', '1:02:05', '2 days 7:33:20')
+    """
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    clock = f"{hour}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
+    return f"{days} days {clock}" if days else clock

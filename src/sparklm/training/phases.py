@@ -1,0 +1,67 @@
+"""Where the time of a replica goes, phase by phase, and how far it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+# In the words of those who averaged parameters on Spark before.
+Phase = Literal["get_model", "data", "fit", "exchange", "reduce", "broadcast", "save", "evaluate"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+class PhaseClock:
+    """Measures how long a replica is in which phase."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[Phase, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: Phase) -> Iterator[None]:
+        """Count what is done in the block as a phase."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(phase, time.perf_counter() - begun)
+
+    def add(self, phase: Phase, seconds: float) -> None:
+        """Count some time."""
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
+
+    def read(self) -> dict[Phase, float]:
+        """Give what was measured since it was last taken."""
+        return dict(self._seconds)
+
+    def take(self) -> dict[Phase, float]:
+        """Give what was measured, and begin anew."""
+        taken, self._seconds = self._seconds, {}
+        return taken
+
+
+def add_phases(parts: Iterable[Mapping[Phase, float]]) -> dict[Phase, float]:
+    """Add up times, phase by phase."""
+    total: dict[Phase, float] = {}
+    for part in parts:
+        for phase, seconds in part.items():
+            total[phase] = total.get(phase, 0.0) + seconds
+    return total
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepProgress:
+    """How far a replica is in an epoch."""
+
+    step: int  # steps done
+    loss: float
+    tokens: int  # of this epoch so far
+    phases: dict[Phase, float]  # of this epoch so far
+
+    def of_all(self, replicas: int, *, in_turn: bool) -> StepProgress:
+        """Take this for what all replicas do: at the same time, or in turn."""
+        times = replicas if in_turn else 1
+        phases = {phase: times * seconds for phase, seconds in self.phases.items()}
+        return replace(self, tokens=replicas * self.tokens, phases=phases)

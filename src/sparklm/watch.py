@@ -1,0 +1,65 @@
+"""Following a run from another shell, or from another machine, by the files it leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+
+from sparklm.errors import UserError
+from sparklm.progress import Message, Outcome, Status, View, read_status
+from sparklm.storage import Folder
+from sparklm.training.run import CONFIG
+
+_SILENT_SECONDS = 60.0
+
+
+def watch(run: Folder, view: View, *, interval_seconds: float, once: bool = False) -> Outcome | None:
+    """Show a run until it is over; say how it ended, None when it was only looked at once, or its process is gone."""
+    said, warned_at = 0, 0.0
+    status = _first_status(run)
+    try:
+        while True:
+            new = min(status.num_messages - said, len(status.messages))
+            for message in status.messages[len(status.messages) - new :]:
+                view.say(message)
+            said = status.num_messages
+            view.show(status)
+            if status.outcome is not None or once:
+                return status.outcome
+            if _is_gone(status):
+                _warn(view, f"its process {status.process_id} is gone; 'train --resume' goes on with the run")
+                return None
+            silent = time.time() - status.updated
+            if silent > _SILENT_SECONDS and warned_at != status.updated:
+                warned_at = status.updated
+                _warn(view, f"nothing was heard from {status.host} for {silent:.0f} s")
+            time.sleep(interval_seconds)
+            status = read_status(run) or status
+    finally:
+        view.close()
+
+
+def _first_status(run: Folder) -> Status:
+    status = read_status(run)
+    if status is None:
+        what = "was made without one" if run.exists(CONFIG) else "is not a run, or has only just begun"
+        raise UserError(f"{run} has no status to follow: it {what}; see 'sparklm report {run}'")
+    return status
+
+
+def _is_gone(status: Status) -> bool:
+    """Whether the process has ended without a word; known only of this machine's."""
+    if status.host != socket.gethostname():
+        return False
+    with contextlib.suppress(PermissionError):
+        try:
+            os.kill(status.process_id, 0)
+        except ProcessLookupError:
+            return True
+    return False
+
+
+def _warn(view: View, text: str) -> None:
+    view.say(Message(kind="warning", text=text, time=time.time()))
