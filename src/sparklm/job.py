@@ -7,7 +7,6 @@ still missing.
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,19 +14,19 @@ from typing import Protocol
 
 from pydantic import BaseModel
 
-from sparklm import __version__
 from sparklm.config import Config
 from sparklm.errors import UserError
 from sparklm.inference.generate import Sampling, generate_text, opening_of
 from sparklm.inference.model_zip import TrainedModel, load_model, pack_model
 from sparklm.models.shape import check_embeddings
 from sparklm.progress import STATUS
+from sparklm.statistics import STATS_JSON, STATS_TEXT, write_statistics
 from sparklm.storage import Folder, split_address
 from sparklm.text.embeddings import EMBEDDINGS, WORD2VEC_ROUNDS, make_embeddings, write_embeddings
 from sparklm.text.prepare import check_corpus, corpus_address, is_unchanged, prepare
 from sparklm.text.shards import Dataset, Manifest, is_dataset
 from sparklm.text.windows import DocumentWindows
-from sparklm.training.fit import FitResult, Watcher, fit
+from sparklm.training.fit import Watcher, fit
 from sparklm.training.heartbeat import clear_beats
 from sparklm.training.metrics import METRICS, EpochRecord
 from sparklm.training.placement import Placement
@@ -42,7 +41,7 @@ from sparklm.training.run import (
 )
 
 _OWN_DATASET = "dataset"  # in the run folder, where the run made it itself
-MODEL, SAMPLE_TEXT, STATS_JSON, STATS_TEXT = "model.zip", "sample.txt", "stats.json", "stats.txt"
+MODEL, SAMPLE_TEXT = "model.zip", "sample.txt"
 
 
 class JobWatcher(Watcher, Protocol):
@@ -98,7 +97,7 @@ def train(
     sample = _write_sample(run, config, trained, dataset, watcher)
     seconds = {"prepare": prepared - began, "train": trained_at - prepared, "finish": time.monotonic() - trained_at}
     if result.did_steps or not run.exists(STATS_JSON):
-        _write_statistics(run, record, dataset.manifest, result, placement, seconds)
+        write_statistics(run, record, dataset.manifest, result, placement, seconds)
     return JobResult(
         records=result.records,
         model_record=result.model_record,
@@ -282,54 +281,6 @@ def _write_sample(run: Folder, config: Config, trained: TrainedModel, dataset: D
         watcher.note(generated.note)
     run.write_text(SAMPLE_TEXT, generated.text + "\n")
     return generated.text
-
-
-def _write_statistics(
-    run: Folder,
-    record: RunRecord,
-    manifest: Manifest,
-    result: FitResult,
-    placement: Placement,
-    seconds: dict[str, float],
-) -> None:
-    import torch
-
-    last = result.model_record
-    shuffles = [(entry.totalShuffleReadBytes, entry.totalShuffleWriteBytes) for entry in result.records]
-    known = [(read, written) for read, written in shuffles if read is not None and written is not None]
-    facts: dict[str, object] = {
-        "run id": record.run_id,
-        "placed in": placement.description,
-        "threads per replica": record.threads,
-        "seconds in this session": {name: round(value, 3) for name, value in seconds.items()},
-        "seconds of all epochs": round(sum(entry.TimeStamp for entry in result.records) / 1000, 3),
-        "epochs": len(result.records),
-        "stopped early": result.stopped_early,
-        "training tokens seen": sum(entry.Tokens for entry in result.records),
-        "the model's epoch": last.Epoch,
-        "training loss": last.TrainingLoss,
-        "validation loss": last.ValidationLoss,
-        "documents": manifest.counts.documents,
-        "text bytes": manifest.counts.text_bytes,
-        "dataset tokens": {split: manifest.num_tokens(split) for split in manifest.splits},
-        "vocabulary": manifest.vocab_size,
-        "shuffle bytes read": sum(read for read, _ in known) if known else None,
-        "shuffle bytes written": sum(written for _, written in known) if known else None,
-        "failed tasks": sum(entry.failedTaskCount or 0 for entry in result.records) if known else None,
-        "versions": {"sparklm": __version__, "python": platform.python_version(), "torch": torch.__version__},
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
-    }
-    run.write_json(STATS_JSON, facts)
-    run.write_text(STATS_TEXT, "".join(_statistics_lines(facts)))
-
-
-def _statistics_lines(facts: dict[str, object]) -> list[str]:
-    lines = []
-    for name, value in facts.items():
-        if isinstance(value, dict):
-            value = ", ".join(f"{key} {number}" for key, number in value.items())
-        lines.append(f"{name}: {'not measured' if value is None else value}\n")
-    return lines
 
 
 def _output_targets(config: Config) -> list[tuple[str, Folder, str]]:

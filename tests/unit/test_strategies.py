@@ -21,10 +21,11 @@ from sparklm.training import by_storage
 from sparklm.training.by_storage import round_task, train_by_storage
 from sparklm.training.checkpoint import committed_steps, read_commit, step_folder
 from sparklm.training.exchange import Cluster, choose_exchange
+from sparklm.training.history import STEPS, StepRecord, read_lines
 from sparklm.training.metrics import read_metrics
 from sparklm.training.optim import build_optimizer, learning_rate
 from sparklm.training.phases import StepProgress
-from sparklm.training.placement import InProcess
+from sparklm.training.placement import InProcess, Placement
 from sparklm.training.replicas import new_replica
 from sparklm.training.run import latest_step, make_plan, read_run
 from sparklm.training.strategies import plan_rounds
@@ -36,6 +37,7 @@ class ByStorage(InProcess):
     """Meets by storage without Spark: the tasks run here, one after another, in whatever order is asked for."""
 
     def __init__(self, order=lambda numbers: numbers) -> None:
+        super().__init__()
         self.order = order
 
     def train(self, run, config, rounds, watcher, protect):
@@ -196,6 +198,29 @@ def test_a_run_stopped_after_any_step_goes_on_to_the_same_bits(
         with pytest.raises(ConnectionError):
             run_job(config, run, watcher=StopsAfter(stop))
         assert model_bytes(config, run, placements[stop // 3 % 3]) == expected, f"stopped after step {stop}"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_is_logged_does_not_depend_on_where_and_how_often_the_run_was_stopped(
+    corpus_file: Path, tmp_path: Path, strategy: str
+) -> None:
+    """Of a line only its time and rate may differ."""
+    config = tiny_config(corpus_file, *STRATEGIES[strategy], "output.log_every_steps=1")
+
+    def logged(run: Path, *placements: Placement) -> list[tuple[object, ...]]:
+        for place, placement in enumerate(placements):
+            try:
+                run_job(config, run, placement, StopsAfter(9) if place == 0 and len(placements) > 1 else None)
+            except ConnectionError:
+                assert len(placements) > 1
+        lines = read_lines(Folder(str(run)), STEPS, StepRecord)
+        assert all(line.tokens_per_second > 0 for line in lines)
+        return [(line.step, line.epoch, line.loss, line.gradient_norm, line.learning_rate) for line in lines]
+
+    expected = logged(tmp_path / "here", InProcess())
+    assert [line[0] for line in expected] == list(range(1, latest_step(Folder(str(tmp_path / "here"))) + 1))
+    assert logged(tmp_path / "stored", ByStorage()) == expected
+    assert logged(tmp_path / "stopped", InProcess(), ByStorage()) == expected
 
 
 def test_the_same_task_twice_at_once_does_no_harm(corpus_file: Path, tmp_path: Path) -> None:

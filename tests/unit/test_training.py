@@ -16,6 +16,8 @@ import torch
 from sparklm.config import TrainingConfig
 from sparklm.config.resolve import resolve
 from sparklm.errors import TrainingDivergedError, UserError
+from sparklm.inference.evaluate import evaluate_corpus
+from sparklm.inference.model_zip import load_model
 from sparklm.storage import Folder
 from sparklm.text.windows import WindowPlan
 from sparklm.training.checkpoint import (
@@ -28,11 +30,11 @@ from sparklm.training.checkpoint import (
 )
 from sparklm.training.fit import should_stop
 from sparklm.training.heartbeat import Heartbeat, read_beat
-from sparklm.training.history import STEPS, StepRecord, read_lines
+from sparklm.training.history import SAMPLES, STEPS, EpochSample, StepRecord, read_lines
 from sparklm.training.loop import Trainer, choose_device
 from sparklm.training.metrics import CpuMeter, EpochRecord, read_metrics
 from sparklm.training.optim import learning_rate
-from sparklm.training.phases import StepProgress
+from sparklm.training.phases import PHASES, StepProgress
 from sparklm.training.placement import InProcess
 from sparklm.training.replicas import replica_at
 from sparklm.training.run import latest_step, read_run
@@ -258,6 +260,51 @@ def test_gradient_figures_and_losses_are_those_of_the_steps(corpus_file: Path, t
     assert [line.loss for line in lines] == [losses[line.step - 1] for line in lines]
     assert [line.gradient_norm for line in lines] == pytest.approx([norms[line.step - 1] for line in lines], rel=1e-5)
     assert [line.learning_rate for line in lines] == [rates[line.step - 1] for line in lines]
+
+
+def test_phases_and_the_rest_make_up_the_epoch(finished_run: Path) -> None:
+    for record in read_metrics(Folder(str(finished_run))):
+        values = record.model_dump()
+        phases = {phase: values[f"{phase.title().replace('_', '')}Ms"] for phase in PHASES}
+        assert sum(phases.values()) + record.OverheadMs == pytest.approx(record.TimeStamp, abs=1.0)
+        assert phases["fit"] > phases["data"] > 0
+        assert phases["save"] > 0
+        assert phases["evaluate"] > 0
+        assert phases["exchange"] == phases["reduce"] == phases["broadcast"] == 0
+        worked = record.DataMs + record.FitMs + record.SaveMs
+        assert record.TokensPerSecond == pytest.approx(1000 * record.Tokens / worked)
+        assert 0 < record.PythonCpuLoad < 110, "one thread, and a little for what reads ahead"
+        assert record.GpuMemoryMB is None
+
+
+def test_bits_per_byte_are_those_that_evaluate_gives(finished_run: Path) -> None:
+    last = read_metrics(Folder(str(finished_run)))[-1]
+    measured = evaluate_corpus(load_model(str(finished_run)), str(finished_run / "dataset"))
+    assert last.BitsPerByte == pytest.approx(measured.bits_per_byte)
+
+
+def test_the_model_speaks_after_every_epoch(finished_run: Path, corpus_file: Path, tmp_path: Path) -> None:
+    samples = read_lines(Folder(str(finished_run)), SAMPLES, EpochSample)
+    steps = read_lines(Folder(str(finished_run)), STEPS, StepRecord)
+    assert [sample.epoch for sample in samples] == [1, 2]
+    assert samples[1].step == steps[-1].step
+    # The last epoch's weights are the model's: they say the same.
+    assert (finished_run / "sample.txt").read_text() == samples[1].text + "\n"
+    prompted = tiny_config(corpus_file, "generation.prompt=The quick", "training.ema_decay=0.9", "training.epochs=1")
+    run_job(prompted, tmp_path / "run")
+    (sample,) = read_lines(Folder(str(tmp_path / "run")), SAMPLES, EpochSample)
+    assert sample.prompt == "The quick"
+    assert (tmp_path / "run" / "sample.txt").read_text() == sample.text + "\n"
+
+
+def test_steps_are_logged_as_often_as_asked_for(corpus_file: Path, tmp_path: Path) -> None:
+    run_job(tiny_config(corpus_file, "output.log_every_steps=4"), tmp_path / "run")
+    lines = read_lines(Folder(str(tmp_path / "run")), STEPS, StepRecord)
+    total = latest_step(Folder(str(tmp_path / "run")))
+    ends = [max(line.step for line in lines if line.epoch == epoch) for epoch in (1, 2)]
+    assert [line.step for line in lines] == sorted({*range(4, total, 4), *ends})
+    assert ends[-1] == total
+    assert sorted(line.time for line in lines) == [line.time for line in lines]
 
 
 def test_nan_stops_training_before_the_update_and_names_step_rate_and_norm(corpus_file: Path, tmp_path: Path) -> None:

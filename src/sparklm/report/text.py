@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sparklm.job import SAMPLE_TEXT, STATS_TEXT
+from sparklm.job import SAMPLE_TEXT
+from sparklm.statistics import STATS_TEXT
 from sparklm.storage import Folder
 from sparklm.training.metrics import EpochRecord, read_metrics
 from sparklm.training.run import latest_step, read_run

@@ -15,7 +15,7 @@ from sparklm.spark.memory import check_executor_memory
 from sparklm.spark.session import start_session
 from sparklm.spark.supervision import Supervisor, TaskCounter
 from sparklm.spark.tables import TableCorpus
-from sparklm.spark.taskmetrics import job_group_figures
+from sparklm.spark.taskmetrics import job_group_figures, read_session_facts
 from sparklm.spark.tasks import Watch, collect_answers, run_tasks
 from sparklm.storage import Folder
 from sparklm.text.embeddings import RunTasks
@@ -25,7 +25,7 @@ from sparklm.training.epoch_end import EpochEnd, epoch_end_orders, epoch_end_tas
 from sparklm.training.exchange import Exchange, choose_exchange
 from sparklm.training.loop import StepCallback
 from sparklm.training.metrics import ClusterFigures
-from sparklm.training.placement import TrainingWatcher
+from sparklm.training.placement import SessionFacts, TrainingWatcher
 from sparklm.training.run import latest_step, read_run
 from sparklm.training.strategies import Round
 
@@ -127,6 +127,10 @@ class OnSpark:
     def epoch_figures(self, run: Folder, epoch: int) -> ClusterFigures:
         """Read what Spark measured of the epoch's tasks."""
         return job_group_figures(self._context, epoch_group(run, epoch), epoch)
+
+    def session_facts(self) -> SessionFacts:
+        """Read the versions, and what is kept of RDDs and DataFrames."""
+        return read_session_facts(self._context)
 
     def stop(self) -> None:
         """End the session."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from sparklm.training.history import TaskRecord
 from sparklm.training.metrics import ClusterFigures
+from sparklm.training.placement import SessionFacts
 
 _MOST_TASKS = 100_000  # of a stage
 _EVENTS_TIMEOUT_MS = 10_000
@@ -51,6 +52,22 @@ def _read_figures(context: Any, group: str, epoch: int) -> ClusterFigures:
         mean_task_ms=sum(durations) / len(durations) if durations else None,
         failed_tasks=sum(task["status"] == "FAILED" for task in tasks),
         tasks=sorted((_task_record(task, epoch) for task in tasks), key=lambda record: record.launched),
+    )
+
+
+def read_session_facts(context: Any) -> SessionFacts:
+    """Read the versions of what runs here, and what Spark keeps of RDDs and DataFrames, in memory and on disks."""
+    kept = list(context._jsc.sc().getRDDStorageInfo())
+    status = context._jsc.sc().getExecutorMemoryStatus()
+    return SessionFacts(
+        versions={"spark": context.version, "java": context._jvm.java.lang.System.getProperty("java.version")},
+        storage={
+            "RDDs kept": len(kept),
+            "partitions kept": sum(info.numCachedPartitions() for info in kept),
+            "bytes in memory": sum(info.memSize() for info in kept),
+            "bytes on disk": sum(info.diskSize() for info in kept),
+            "executors and driver": status.size(),
+        },
     )
 
 

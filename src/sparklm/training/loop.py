@@ -63,7 +63,7 @@ class Trainer:
         self.totals = EpochTotals()
         self.steps: list[StepRecord] = []  # those of this epoch that are logged
         self.clock = PhaseClock()
-        self._last_loss, self._rate_since = 0.0, (time.perf_counter(), 0)
+        self._rate_since = time.perf_counter(), 0  # and the step then
         self._log_every = max(config.output.log_every_steps, -(-plan.epoch_end(0) // _MOST_LOGGED_STEPS))
         seed = _torch_seed(config.training.seed, _INITIALISATION)
         self.model = build_model(config, dataset.manifest.vocab_size, embeddings_VE, seed=seed).to(self.device)
@@ -101,9 +101,9 @@ class Trainer:
                 with self.clock("data"):
                     windows = next(batches)
                 with self.clock("fit"):
-                    self._last_loss = self._compute_gradient(windows)
+                    loss = self._compute_gradient(windows)
                     if not self._gives_gradients:
-                        self._update(self.step, loss=self._last_loss)
+                        self._update(self.step, loss=loss)
                 self.step += 1
                 if on_step is not None:
                     on_step(self._progress())
@@ -257,7 +257,7 @@ class Trainer:
                 step=done,
                 epoch=self.plan.epoch_of(done - 1) + 1,
                 time=time.time(),
-                loss=self._last_loss,
+                loss=self.totals.last_loss,
                 learning_rate=rate,
                 gradient_norm=gradient_norm,
                 tokens_per_second=tokens / (now - since),
@@ -266,7 +266,7 @@ class Trainer:
 
     def _progress(self) -> StepProgress:
         phases = add_phases([self.totals.phases, self.clock.read()])
-        return StepProgress(step=self.step, loss=self._last_loss, tokens=self.totals.tokens, phases=phases)
+        return StepProgress(step=self.step, loss=self.totals.last_loss, tokens=self.totals.tokens, phases=phases)
 
     def _apply_changes(self, mean: Tensor) -> None:
         assert self._met_at is not None

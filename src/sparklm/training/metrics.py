@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from sparklm.storage import Folder
 from sparklm.training.history import TaskRecord
-from sparklm.training.phases import PHASES, Phase, add_phases
+from sparklm.training.phases import PHASES, WORKING_PHASES, Phase, add_phases
 
 if TYPE_CHECKING:
     from sparklm.models.objectives import Tally
@@ -44,6 +44,7 @@ class EpochTotals(BaseModel):
     gradient_max: float = 0.0
     gradient_min: float = _NO_GRADIENT_YET
     learning_rate: float = 0.0
+    last_loss: float = 0.0
     exchanged_bytes: int = 0
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -59,6 +60,7 @@ class EpochTotals(BaseModel):
                 "targets": self.targets + targets,
                 "correct": self.correct + correct,
                 "nearest": self.nearest + nearest,
+                "last_loss": loss,
             }
         )
 
@@ -89,7 +91,7 @@ class EpochTotals(BaseModel):
 
         Where they worked at the same time, the time of all is that of the slowest, and a phase took its mean.
         """
-        others = ("gradient_max", "gradient_min", "learning_rate", "seconds", "exchanged_bytes", "phases")
+        others = ("gradient_max", "gradient_min", "learning_rate", "last_loss", "seconds", "exchanged_bytes", "phases")
         summed = {
             name: sum(getattr(totals, name) for totals in replicas) for name in cls.model_fields if name not in others
         }
@@ -100,6 +102,7 @@ class EpochTotals(BaseModel):
             gradient_max=max(totals.gradient_max for totals in replicas),
             gradient_min=min(totals.gradient_min for totals in replicas),
             learning_rate=replicas[0].learning_rate,
+            last_loss=replicas[0].last_loss,
             exchanged_bytes=max(totals.exchanged_bytes for totals in replicas),
             seconds=sum(seconds) if in_turn else max(seconds),
             phases=phases if in_turn else {phase: value / len(replicas) for phase, value in phases.items()},
@@ -262,6 +265,7 @@ class EpochRecord(BaseModel):
     ) -> EpochRecord:
         """Join what the worker, Spark and the driver measured."""
         process_load, system_load = cpu_loads if cpu_loads is not None else (None, None)
+        working_seconds = sum(totals.phases.get(phase, 0.0) for phase in WORKING_PHASES)
         phases = {f"{phase.title().replace('_', '')}Ms": 1000 * totals.phases.get(phase, 0.0) for phase in PHASES}
         return cls(
             Epoch=epoch + 1,
@@ -288,7 +292,7 @@ class EpochRecord(BaseModel):
             ValidationLoss=validation.loss if validation else None,
             Perplexity=validation.perplexity if validation else None,
             Tokens=totals.tokens,
-            TokensPerSecond=totals.tokens / totals.seconds if totals.seconds else 0.0,
+            TokensPerSecond=totals.tokens / working_seconds if working_seconds else 0.0,
             PythonRssMB=python_rss_bytes / 2**20,
             TrainingTop1Accuracy=totals.nearest / totals.targets,
             ValidationTop1Accuracy=validation.nearest_accuracy if validation else None,

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 # In the words of those who averaged parameters on Spark before.
 Phase = Literal["get_model", "data", "fit", "exchange", "reduce", "broadcast", "save", "evaluate"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
+WORKING_PHASES: tuple[Phase, ...] = ("data", "fit", "exchange", "reduce", "broadcast", "save")  # tokens/s are of these
 
 
 class PhaseClock:

@@ -7,7 +7,8 @@ the same with Spark tasks, and must give the same bytes.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from sparklm.config import CleaningConfig, Config, DataConfig
@@ -35,6 +36,14 @@ class TrainingWatcher(Protocol):
 
     def retry(self, text: str) -> None:
         """Something went wrong, and is tried again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionFacts:
+    """What a placement runs on, for the record."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    storage: Mapping[str, int] | None = None  # what Spark keeps of RDDs and DataFrames
 
 
 class Placement(Workers, Protocol):
@@ -74,6 +83,9 @@ class Placement(Workers, Protocol):
 
     def epoch_figures(self, run: Folder, epoch: int) -> ClusterFigures:
         """Say what the cluster measured while it worked on an epoch."""
+
+    def session_facts(self) -> SessionFacts:
+        """Say what the work runs on."""
 
     def stop(self) -> None:
         """Give back what was taken."""
@@ -143,6 +155,10 @@ class InProcess:
     def epoch_figures(self, run: Folder, epoch: int) -> ClusterFigures:
         """There is no cluster, so nothing was measured."""
         return ClusterFigures()
+
+    def session_facts(self) -> SessionFacts:
+        """There is no session."""
+        return SessionFacts()
 
     def stop(self) -> None:
         """Nothing was taken."""

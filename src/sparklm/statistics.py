@@ -1,0 +1,153 @@
+"""stats.json and stats.txt: what a run was, what it did and what it took, for programs and for people."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+
+from sparklm import __version__
+from sparklm.storage import Folder
+from sparklm.text.shards import Manifest
+from sparklm.training.fit import FitResult
+from sparklm.training.metrics import EpochRecord
+from sparklm.training.placement import Placement
+from sparklm.training.run import RunRecord
+
+STATS_JSON, STATS_TEXT = "stats.json", "stats.txt"
+_GIT_SECONDS = 5.0
+_EPOCH_COLUMNS = {  # of metrics.csv, as people call them
+    "epoch": "Epoch",
+    "loss": "TrainingLoss",
+    "accuracy": "TrainingAccuracy",
+    "validation loss": "ValidationLoss",
+    "validation accuracy": "ValidationAccuracy",
+    "mean gradient norm": "meanGradientMagnitude",
+    "tokens/s": "TokensPerSecond",
+    "milliseconds": "TimeStamp",
+}
+
+
+def write_statistics(
+    run: Folder,
+    record: RunRecord,
+    manifest: Manifest,
+    result: FitResult,
+    placement: Placement,
+    seconds: Mapping[str, float],
+) -> None:
+    """Write both files."""
+    facts = collect_facts(record, manifest, result, placement, seconds)
+    run.write_json(STATS_JSON, facts)
+    run.write_text(STATS_TEXT, as_text(facts))
+
+
+def collect_facts(
+    record: RunRecord,
+    manifest: Manifest,
+    result: FitResult,
+    placement: Placement,
+    seconds: Mapping[str, float],
+) -> dict[str, object]:
+    """Put everything together; None is what was not measured."""
+    import torch
+
+    records, last, session = result.records, result.model_record, placement.session_facts()
+    return {
+        "run id": record.run_id,
+        "config sha256": hashlib.sha256(record.config.model_dump_json().encode()).hexdigest(),
+        "git commit": git_commit(),
+        "placed in": placement.description,
+        "replicas": record.config.distributed.replicas,
+        "threads per replica": record.threads,
+        "seconds in this session": {name: round(value, 3) for name, value in seconds.items()}
+        | {"total": round(sum(seconds.values()), 3)},
+        "seconds of all epochs": round(sum(entry.TimeStamp for entry in records) / 1000, 3),
+        "seconds of phases": _phase_seconds(records),
+        "epochs": len(records),
+        "stopped early": result.stopped_early,
+        "training tokens seen": sum(entry.Tokens for entry in records),
+        "the model's epoch": last.Epoch,
+        "training loss": last.TrainingLoss,
+        "validation loss": last.ValidationLoss,
+        "perplexity": last.Perplexity,
+        "bits per byte": last.BitsPerByte,
+        "documents": manifest.counts.documents,
+        "text bytes": manifest.counts.text_bytes,
+        "kept bytes": manifest.counts.kept_bytes,
+        "dataset tokens": {split: manifest.num_tokens(split) for split in manifest.splits},
+        "vocabulary": manifest.vocab_size,
+        "exchanged bytes of a replica": _total(entry.ExchangedBytes for entry in records),
+        "shuffle bytes read": _total(entry.totalShuffleReadBytes for entry in records),
+        "shuffle bytes written": _total(entry.totalShuffleWriteBytes for entry in records),
+        "failed tasks": _total(entry.failedTaskCount for entry in records),
+        "retries": _total(entry.Retries for entry in records),
+        "Spark's storage": session.storage,
+        "versions": {"sparklm": __version__, "python": platform.python_version(), "torch": torch.__version__}
+        | dict(session.versions),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
+        "each epoch": [{name: getattr(entry, column) for name, column in _EPOCH_COLUMNS.items()} for entry in records],
+    }
+
+
+def as_text(facts: Mapping[str, object]) -> str:
+    """Lay the facts out for people: a line each, and a table of the epochs.
+
+    >>> print(as_text({"loss": None, "tokens": {"train": 5}, "each epoch": [{"epoch": 1, "loss": 0.5}]}))
+    loss: not measured
+    tokens: train 5
+    <BLANKLINE>
+    each epoch:
+    epoch    loss
+        1  0.5000
+    <BLANKLINE>
+    """
+    lines = [f"{name}: {_shown(value)}" for name, value in facts.items() if not isinstance(value, list)]
+    for name, rows in ((name, value) for name, value in facts.items() if isinstance(value, list) and value):
+        cells = [list(rows[0]), *([_rounded(value) for value in row.values()] for row in rows)]
+        widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+        lines += ["", f"{name}:"]
+        lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+    return "\n".join(lines) + "\n"
+
+
+def git_commit() -> str | None:
+    """Name the commit of the repository that this is run in; None where there is none."""
+
+    def ask(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, timeout=_GIT_SECONDS, check=True
+        ).stdout.strip()
+
+    try:
+        changed = " and changes" if ask("status", "--porcelain", "--untracked-files=no") else ""
+        return ask("rev-parse", "HEAD") + changed
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _phase_seconds(records: Sequence[EpochRecord]) -> dict[str, float]:
+    """Add up the phases of all epochs."""
+    names = [name for name in EpochRecord.model_fields if name.endswith("Ms")]
+    totals = {name.removesuffix("Ms"): _total(getattr(entry, name) for entry in records) for name in names}
+    return {name: round(value / 1000, 3) for name, value in totals.items() if value is not None}
+
+
+def _total(values: Iterable[float | None]) -> float | None:
+    """Add up what was measured; None when nothing was."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_shown(number)}" for key, number in value.items()) or "nothing"
+    return "not measured" if value is None else str(value)
+
+
+def _rounded(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}" if abs(value) < 1000 else f"{value:.0f}"
+    return "-" if value is None else str(value)
