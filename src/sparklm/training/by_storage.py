@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 
 from pydantic import BaseModel
 
 from sparklm.config import Config
+from sparklm.logs import log_context
 from sparklm.storage import Folder
 from sparklm.training.checkpoint import (
     Commit,
@@ -89,7 +91,8 @@ def train_by_storage(
             if pruning is not None:
                 pruning.result()
             # Old checkpoints are deleted while the next round is done: that takes a tenth of a second.
-            pruning = pool.submit(prune_checkpoints, run, config.training.keep_checkpoints, protect)
+            keep = config.training.keep_checkpoints
+            pruning = pool.submit(copy_context().run, prune_checkpoints, run, keep, protect)
 
 
 def _do_round(run: Folder, replicas: int, round_: Round, run_tasks: RunTasks) -> Commit:
@@ -126,10 +129,12 @@ def round_task(order: str) -> str:
     parsed = RoundOrder.model_validate_json(order)
     run, round_ = Folder(parsed.run_url), parsed.round
     heartbeat = Heartbeat(run, parsed.replica, round_.start)
-    with heartbeat.telling_failures():
+    with log_context(replica=parsed.replica), heartbeat.telling_failures():
         trainer = replica_at(run, round_.start, parsed.replica)
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="save-shared") as pool:
-            early = pool.submit(save_shared, run, trainer, round_.stop) if _saves_early(trainer) else None
+            early = None
+            if _saves_early(trainer):
+                early = pool.submit(copy_context().run, save_shared, run, trainer, round_.stop)
             trainer.run(round_, heartbeat.step)
             given = _save_given(run, trainer) if trainer.meets else None
             part = save_replica(run, trainer)

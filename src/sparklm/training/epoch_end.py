@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from pydantic import BaseModel
 
+from sparklm.logs import log_context
 from sparklm.models.objectives import Tally
 from sparklm.storage import Folder
 from sparklm.training.checkpoint import read_commit
@@ -14,6 +16,8 @@ from sparklm.training.heartbeat import Heartbeat
 from sparklm.training.loop import resident_bytes
 from sparklm.training.metrics import EpochTotals, Evaluation
 from sparklm.training.replicas import keep_in_memory, replica_at
+
+_logger = logging.getLogger(__name__)
 
 
 class EpochEndOrder(BaseModel):
@@ -57,11 +61,15 @@ def epoch_end_task(order: str) -> str:
     parsed = EpochEndOrder.model_validate_json(order)
     run = Folder(parsed.run_url)
     heartbeat = Heartbeat(run, parsed.replica, parsed.step)
-    with heartbeat.telling_failures():
+    with log_context(replica=parsed.replica), heartbeat.telling_failures():
         attempt = read_commit(run, parsed.step).replicas[parsed.replica].attempt
         trainer = replica_at(run, parsed.step, parsed.replica, parsed.most_in_memory)
         trainer.check_weights()
         tally = trainer.evaluate_part(heartbeat.beat)
+        _logger.info(
+            "epoch evaluated",
+            extra={"step": parsed.step, "targets": tally.targets, "loss_sum": tally.loss_sum, "correct": tally.correct},
+        )
         answer = ReplicaEnd(
             totals=trainer.totals,
             validation=asdict(tally),

@@ -7,6 +7,8 @@ counts.
 
 from __future__ import annotations
 
+import logging
+
 from sparklm.storage import Folder
 from sparklm.training.checkpoint import (
     ReplicaPart,
@@ -21,6 +23,7 @@ from sparklm.training.checkpoint import (
 from sparklm.training.loop import Trainer, resident_bytes, use_threads
 from sparklm.training.run import RunRecord, make_plan, read_embeddings, read_run
 
+_logger = logging.getLogger(__name__)
 _warm: dict[tuple[str, str], Trainer] = {}  # by run and attempt, oldest first
 
 
@@ -30,14 +33,18 @@ def replica_at(run: Folder, step: int, replica: int, most_in_memory: int = 1) ->
     use_threads(record.threads)
     if step == 0:
         _make_room(0)
+        _logger.debug("replica made", extra={"replica": replica, "step": 0})
         return new_replica(run, record, replica)
     commit = read_commit(run, step)
     trainer = _warm.pop((_key(run, record), commit.replicas[replica].attempt), None)
+    is_warm = trainer is not None
     if trainer is None:
         trainer = _make_room(most_in_memory - 1, _key(run, record)) or new_replica(run, record, replica)
         trainer.replica = replica
         tensors = load_replica(run, commit, replica)
         trainer.restore(step=step, tensors=tensors, totals=commit.replicas[replica].totals)
+    event = "replica found in memory" if is_warm else "replica loaded from a checkpoint"
+    _logger.debug(event, extra={"replica": replica, "step": step})
     if trainer.awaits_mean:
         trainer.take(load_mean(run, commit, trainer.codec))
     return trainer
