@@ -35,11 +35,11 @@ def in_task() -> Iterator[None]:
     """Log as the driver said, with the ids of this task."""
     from pyspark import TaskContext
 
-    set_up_from_environment()
     task = TaskContext.get()
     if task is None:  # the driver itself
         yield
         return
+    set_up_from_environment()
     with log_context(
         run=task.getLocalProperty(_RUN),
         stage=task.stageId(),
