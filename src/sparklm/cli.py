@@ -7,6 +7,7 @@ else. Heavy imports happen inside the commands, so that `sparklm --help` answers
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import shlex
@@ -19,19 +20,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparklm import __version__
+from sparklm import __version__, logs
 from sparklm.errors import JobError, UserError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from sparklm.config import Config
     from sparklm.config.resolve import Resolution
     from sparklm.inference.model_zip import TrainedModel
+    from sparklm.progress import Tracker
     from sparklm.storage import Folder
     from sparklm.training.placement import Placement
 
+_logger = logging.getLogger(__name__)
 _EMBEDDING_SIZE = 100
+_INTERRUPTED = 130  # the exit code, as shells have it
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -112,12 +114,28 @@ def train(
     data_format: Format = None,
     table: Table = None,
     quiet: Quiet = False,
+    log_level: Annotated[
+        str | None,
+        typer.Option(
+            "--log-level",
+            metavar="LEVEL",
+            help=f"Log from here on, on workers too: {', '.join(logs.LEVELS)}; default WARN.",
+        ),
+    ] = None,
+    log_format: Annotated[
+        str | None,
+        typer.Option(
+            "--log-format",
+            metavar="FORM",
+            help="text (default) or json: all of stderr as JSON lines, default level INFO.",
+        ),
+    ] = None,
 ) -> None:
     """Train a model, from raw text to text of its own."""
-    from sparklm.console import console_view
-    from sparklm.progress import StatusFile, Tracker
+    from sparklm.progress import StatusFile
     from sparklm.storage import Folder
 
+    logs.set_up(log_level, log_format)
     if resume and run is None:
         raise UserError("--resume needs --run DIR: which run to go on with")
     flags = _source_flags(corpus, text_column, data_format, table) | {
@@ -133,7 +151,7 @@ def train(
             f"OUTPUT {output} is there already; choose another place for the generated text. To train on several "
             "files, give their folder, or a glob in quotes"
         )
-    with Tracker(*([] if quiet else [console_view(_console())])) as watcher:
+    with _tracker(quiet) as watcher:
         for note in resolution.notes:
             watcher.note(f"note: {note}")
         _check_placement(resolved)
@@ -150,6 +168,8 @@ def train(
         except KeyboardInterrupt:
             watcher.end("interrupted")
             watcher.note(_after_interrupt(folder))
+            if logs.is_json():  # or else a plain word would be said of it
+                raise typer.Exit(_INTERRUPTED) from None
             raise
     record = result.model_record
     seconds = sum(entry.TimeStamp for entry in result.records) / 1000
@@ -375,11 +395,13 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Look once, and do not wait.")] = False,
 ) -> None:
     """Follow a run that another process trains, here or elsewhere, until it ends."""
+    from rich.console import Console
+
     from sparklm.console import console_view
     from sparklm.storage import Folder
     from sparklm.watch import watch as follow
 
-    outcome = follow(Folder(run), console_view(_console()), interval_seconds=interval, once=once)
+    outcome = follow(Folder(run), console_view(Console(stderr=True)), interval_seconds=interval, once=once)
     if outcome is not None:
         print(f"{run}: {outcome}")
     elif not once:
@@ -451,18 +473,28 @@ def main() -> None:
     """Run the command line; turn what users did wrong into one message and exit code 2."""
     try:
         app()
-    except UserError as error:
-        print(f"sparklm: {error}", file=sys.stderr)
-        sys.exit(2)
-    except JobError as error:
-        print(f"sparklm: {error}", file=sys.stderr)
+    except (UserError, JobError) as error:
+        if logs.is_json():
+            _logger.error("the run ends", extra={"error": type(error).__name__, "reason": str(error)})
+        else:
+            print(f"sparklm: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UserError) else 1)
+    except Exception:
+        if not logs.is_json():
+            raise
+        _logger.exception("the run ends")
         sys.exit(1)
 
 
-def _console() -> Console:
+def _tracker(quiet: bool) -> Tracker:
+    """Show the job on the console, or tell it to the log where nobody looks or everything has to be JSON."""
     from rich.console import Console
 
-    return Console(stderr=True)
+    from sparklm.console import console_view
+    from sparklm.log_view import LogView
+    from sparklm.progress import Tracker
+
+    return Tracker(LogView() if quiet or logs.is_json() else console_view(Console(stderr=True)))
 
 
 def _resolve(

@@ -18,6 +18,7 @@ from sparklm.config import Config
 from sparklm.errors import UserError
 from sparklm.inference.generate import Sampling, generate_text, opening_of
 from sparklm.inference.model_zip import TrainedModel, load_model, pack_model
+from sparklm.logs import identify
 from sparklm.models.shape import check_embeddings
 from sparklm.progress import STATUS
 from sparklm.statistics import STATS_JSON, STATS_TEXT, write_statistics
@@ -78,6 +79,7 @@ def train(
             watcher.note("this run has no checkpoint yet: training starts from the beginning")
     else:
         record, dataset = _begin(config, run, placement, watcher)
+    identify(run=record.run_id)
     prepared = time.monotonic()
     plan = make_plan(config, dataset)
     watcher.stage(

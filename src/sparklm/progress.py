@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -41,6 +41,7 @@ class Message(BaseModel):
     kind: Kind
     text: str
     time: float
+    figures: Mapping[str, float] = {}
 
 
 class Training(BaseModel):
@@ -185,7 +186,18 @@ class Tracker:
                 validation_loss=record.ValidationLoss,
                 failed_tasks=training.failed_tasks + (record.failedTaskCount or 0),
             )
-        self._say("epoch", describe_epoch(record))
+        figures = {
+            "epoch": record.Epoch,
+            "loss": record.TrainingLoss,
+            "validation_loss": record.ValidationLoss,
+            "perplexity": record.Perplexity,
+            "tokens_per_second": record.TokensPerSecond,
+            "seconds": record.TimeStamp / 1000,
+            "failed_tasks": record.failedTaskCount,
+            "retries": record.Retries,
+        }
+        known = {name: value for name, value in figures.items() if value is not None}
+        self._say("epoch", describe_epoch(record), known)
 
     def _rate(self, now: float, tokens: int) -> float | None:
         self._tokens.append((now, tokens))
@@ -208,8 +220,8 @@ class Tracker:
         for view in self._views:
             view.show(self.status)
 
-    def _say(self, kind: Kind, text: str) -> None:
-        message = Message(kind=kind, text=text, time=time.time())
+    def _say(self, kind: Kind, text: str, figures: Mapping[str, float] | None = None) -> None:
+        message = Message(kind=kind, text=text, time=time.time(), figures=figures or {})
         messages = [*self.status.messages, message][-_MOST_MESSAGES:]
         self.status = self.status.model_copy(
             update={"messages": messages, "num_messages": self.status.num_messages + 1, "updated": message.time}

@@ -55,7 +55,21 @@ def test_help_names_every_command_and_answers_without_heavy_imports(tmp_path: Pa
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        ("train", ["[CORPUS]", "--config", "--set", "--preset", "--master", "--run", "--resume", "--quiet"]),
+        (
+            "train",
+            [
+                "[CORPUS]",
+                "--config",
+                "--set",
+                "--preset",
+                "--master",
+                "--run",
+                "--resume",
+                "--quiet",
+                "--log-level",
+                "--log-format",
+            ],
+        ),
         ("prepare", ["[CORPUS]", "--out", "--master", "--format", "--table", "--text-column"]),
         ("embed", ["DATASET", "--out", "--kind", "--size", "--neighbours", "--master"]),
         ("generate", ["MODEL", "[PROMPT]", "--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed"]),

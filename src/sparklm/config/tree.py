@@ -320,6 +320,9 @@ class SparkConfig(Section):
 
     master: str = Field("local[*]", description="Spark master; 'none' = in this process, without a JVM")
     app_name: str = Field("sparklm", description="name shown by Spark")
+    log_level: Literal["OFF", "ERROR", "WARN", "INFO", "DEBUG", "TRACE"] = Field(
+        "ERROR", description="level of Spark's own log: ERROR (default), WARN, INFO, DEBUG, TRACE or OFF"
+    )
     properties: dict[str, str] = Field(default_factory=dict, description="Spark's own spark.* settings")
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from sparklm.logs import log_context
 from sparklm.spark.tasks import ANSWER_SCHEMA, answer
 from sparklm.storage import Folder
 from sparklm.training.strategies import Round
@@ -52,7 +53,7 @@ def rank_task(text: str) -> str:
     order, context = RankOrder.model_validate_json(text), BarrierTaskContext.get()
     rank, run = context.partitionId(), Folder(order.run_url)
     heartbeat = Heartbeat(run, rank, order.rounds[0].start)
-    with heartbeat.telling_failures():
+    with log_context(replica=rank), heartbeat.telling_failures():
         own_host = socket.gethostbyname(context.getTaskInfos()[rank].address.partition(":")[0])
         listener = hold_port(own_host) if rank == 0 else None
         here = Whereabouts(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,7 @@ from sparklm.training.strategies import Round
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_logger = logging.getLogger(__name__)
 _TASKS_PER_SLOT = 4  # enough for the slots to end at about the same time
 
 
@@ -155,12 +158,22 @@ class OnSpark:
                         f"{reason}\nGave up after {retries} retries (distributed.max_retries). What was saved is good: "
                         "the same command goes on from it"
                     ) from error
+                self._log_lost_executors()
                 if self._watcher is not None:
                     self._watcher.retry(
                         f"{reason}\n  going on from step {latest_step(run)}, retry {retries + 1} of "
                         f"{distributed.max_retries}"
                     )
         raise AssertionError("the loop ends by itself")
+
+    def _log_lost_executors(self) -> None:
+        """Log which executors are no longer there, as far as Spark has noticed."""
+        before = self._facts.executors if self._facts is not None else []
+        with contextlib.suppress(Exception):  # nothing that is only logged is worth a run
+            left = {executor.executor_id for executor in self._cluster().executors}
+            lost = [f"{each.executor_id} on {each.host}" for each in before if each.executor_id not in left]
+            if lost:
+                _logger.warning("executors lost", extra={"executors": lost})
 
     def _train_collectively(
         self, run: Folder, config: Config, rounds: Sequence[Round], watch: Watch, protect: int | None

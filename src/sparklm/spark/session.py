@@ -1,4 +1,4 @@
-"""A Spark session that fits sparklm: the right Python on the workers, quiet logs, nothing open to the network.
+"""A Spark session that fits sparklm: the right Python on the workers, a quiet log, nothing open to the network.
 
 Java is looked for before anything else happens, because Spark's own error for a missing one comes late and is unclear.
 """
@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 
 from sparklm.config import SparkConfig
 from sparklm.errors import JobError, UserError
+from sparklm.logs import foreign_line, is_json
+from sparklm.spark.task_logs import pass_on_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,17 +29,23 @@ if TYPE_CHECKING:
 OLDEST_JAVA = 17
 _WITHOUT_JAVA = "Or run without Spark: --master none needs no Java"
 _HARMLESS = b"WARNING: Using incubator modules: jdk.incubator.vector"
-_QUIET_LOGGING = """\
-rootLogger.level = error
+_LOGGING = """\
+rootLogger.level = {level}
 rootLogger.appenderRef.stderr.ref = stderr
 logger.repl.name = org.apache.spark.api.python.PythonGatewayServer
-logger.repl.level = error
+logger.repl.level = {level}
 appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = spark: %p %c{1}: %m%n%ex{0}
+appender.stderr.layout.pattern = {pattern}
 """
+_QUIET_LEVEL = "ERROR"
+_TEXT_PATTERN = "spark: %p %c{1}: %m%n%ex{0}"
+_JSON_PATTERN = (
+    """{"time":"%d{yyyy-MM-dd'T'HH:mm:ss.SSS}{UTC}Z","level":"%p","logger":"%enc{%c}{JSON}","""
+    """"message":"%enc{%m}{JSON}"}%n%ex{0}"""
+)
 
 
 def check_java() -> str:
@@ -75,10 +83,13 @@ def start_session(spark: SparkConfig) -> SparkSession:
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.master(spark.master).appName(spark.app_name)
     try:
-        with _logging_settings() as logging_file, _without_harmless_warnings():
+        with _logging_settings(spark.log_level) as logging_file, _without_harmless_warnings():
             for key, value in {**_default_properties(spark.master, logging_file), **spark.properties}.items():
                 builder = builder.config(key, value)
             session = builder.getOrCreate()
+        pass_on_settings(session.sparkContext)
+        if spark.log_level != _QUIET_LEVEL:  # a session that was there before keeps its own, unless told otherwise
+            session.sparkContext.setLogLevel(spark.log_level)
         # PySpark's own handler talks to the JVM in the middle of another conversation with it; tasks.py does better.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -119,17 +130,21 @@ def _default_properties(master: str, logging_file: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _logging_settings() -> Iterator[str]:
+def _logging_settings(level: str) -> Iterator[str]:
     """Lay the JVM's logging settings where it reads them at its start, and take them away again."""
     with tempfile.NamedTemporaryFile("w", suffix=".properties") as file:
-        file.write(_QUIET_LOGGING)
+        pattern = _JSON_PATTERN if is_json() else _TEXT_PATTERN
+        file.write(_LOGGING.format(level=level.lower(), pattern=pattern))
         file.flush()
         yield file.name
 
 
 @contextlib.contextmanager
 def _without_harmless_warnings() -> Iterator[None]:
-    """Start a JVM whose standard error comes through this process, less a warning that Spark itself causes."""
+    """Start a JVM whose standard error comes through this process, less a warning that Spark itself causes.
+
+    Where the log is JSON, so is all that comes this way.
+    """
     original = os.dup(2)
     read_end, write_end = os.pipe()
 
@@ -137,7 +152,7 @@ def _without_harmless_warnings() -> Iterator[None]:
         with os.fdopen(read_end, "rb", buffering=0) as lines, os.fdopen(original, "wb", buffering=0) as errors:
             for line in io.BufferedReader(lines):
                 if _HARMLESS not in line:
-                    errors.write(line)
+                    errors.write(foreign_line(line))
 
     threading.Thread(target=forward, daemon=True).start()
     sys.stderr.flush()

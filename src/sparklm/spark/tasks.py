@@ -7,16 +7,20 @@ would change nothing.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparklm.errors import JobError, TrainingDivergedError, UserError
+from sparklm.spark.task_logs import in_task, pass_on_run
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
+_logger = logging.getLogger(__name__)
 _WAIT_SECONDS = 0.2
 _CANCEL_SECONDS = 10.0
 Watch = Callable[[], None]
@@ -54,13 +58,14 @@ def run_tasks(
         places = session.sparkContext.parallelize(range(len(orders)), num_tasks)
         return list(places.mapPartitions(run).collect())
 
-    return _in_order(_run_job(session, job, watch))
+    return _in_order(_run_job(session, job, watch, num_tasks))
 
 
 def reply(place: int, work: Callable[[], str]) -> Answer:
     """Do some work on a worker, and give what it comes to."""
     try:
-        return Answer(place=place, value=work())
+        with in_task():
+            return Answer(place=place, value=work())
     except UserError as error:
         return Answer(place=place, user_error=str(error))
     except TrainingDivergedError as error:
@@ -92,10 +97,14 @@ def _in_order(answers: Sequence[Any]) -> list[str]:
     return [answer.value for answer in sorted(answers, key=lambda answer: answer.place)]
 
 
-def _run_job(session: SparkSession, job: Callable[[], list[Any]], watch: Watch | None) -> list[Any]:
+def _run_job(
+    session: SparkSession, job: Callable[[], list[Any]], watch: Watch | None, num_tasks: int | None = None
+) -> list[Any]:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
+    pass_on_run(session.sparkContext)
+    _log_job(session, num_tasks)
     try:
         rows = _interruptibly(session, job, watch)
     except (PySparkException, Py4JError) as error:
@@ -106,6 +115,13 @@ def _run_job(session: SparkSession, job: Callable[[], list[Any]], watch: Watch |
         if getattr(row, "diverged", None) is not None:
             raise TrainingDivergedError(row.diverged)
     return rows
+
+
+def _log_job(session: SparkSession, num_tasks: int | None) -> None:
+    if _logger.isEnabledFor(logging.DEBUG):
+        title = session.sparkContext.getLocalProperty("spark.job.description")
+        figures = {"title": title, "tasks": num_tasks}
+        _logger.debug("Spark job starts", extra={name: value for name, value in figures.items() if value is not None})
 
 
 def reason(error: Exception) -> str:
@@ -150,10 +166,11 @@ def _interruptibly(session: SparkSession, job: Callable[[], list[Row]], watch: W
     from pyspark import InheritableThread
 
     outcome: list[Any] = []
+    context = copy_context()  # what the job logs carries the ids of this thread
 
     def run() -> None:
         try:
-            outcome.append(job())
+            outcome.append(context.run(job))
         except BaseException as error:  # noqa: BLE001 (raised again below, in the thread that waits)
             outcome.append(error)
 

@@ -14,10 +14,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 
 from pydantic import BaseModel
 
 from sparklm.config import Config
+from sparklm.logs import log_context
 from sparklm.storage import Folder
 from sparklm.text.embeddings import RunTasks
 from sparklm.training.checkpoint import (
@@ -91,7 +93,8 @@ def train_by_storage(
             if pruning is not None:
                 pruning.result()
             # Old checkpoints are deleted while the next round is done: that takes a tenth of a second.
-            pruning = pool.submit(prune_checkpoints, run, config.training.keep_checkpoints, protect)
+            keep = config.training.keep_checkpoints
+            pruning = pool.submit(copy_context().run, prune_checkpoints, run, keep, protect)
 
 
 def _do_round(run: Folder, replicas: int, round_: Round, run_tasks: RunTasks) -> Commit:
@@ -131,13 +134,13 @@ def round_task(order: str) -> str:
     parsed = RoundOrder.model_validate_json(order)
     run, round_ = Folder(parsed.run_url), parsed.round
     heartbeat = Heartbeat(run, parsed.replica, round_.start)
-    with heartbeat.telling_failures():
+    with log_context(replica=parsed.replica), heartbeat.telling_failures():
         trainer = replica_at(run, round_.start, parsed.replica)
         saves_shared, shared = trainer.replica == 0, None
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="save-shared") as pool:
             # What stays as it is while the steps are done is written meanwhile.
             early = saves_shared and trainer.shared_is_settled
-            saving = pool.submit(save_shared, run, trainer, round_.stop) if early else None
+            saving = pool.submit(copy_context().run, save_shared, run, trainer, round_.stop) if early else None
             trainer.run(round_, heartbeat.step)
             with trainer.clock("exchange"):
                 given = _save_given(run, trainer) if trainer.meets else None

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import uuid
 from collections.abc import Sequence
 
@@ -30,6 +31,7 @@ from sparklm.training.history import StepRecord
 from sparklm.training.metrics import EpochTotals
 from sparklm.training.vectors import Codec, ordered_mean, slice_bounds
 
+_logger = logging.getLogger(__name__)
 CHECKPOINTS = "checkpoints"
 _COMMIT = "commit.json"
 _FORMAT = "sparklm checkpoint 3"
@@ -94,6 +96,8 @@ def save_tensors(folder: Folder, name: str, tensors: dict[str, Tensor]) -> Saved
         digest.update(part)
     file = SavedFile(name=f"{name}.safetensors", sha256=digest.hexdigest())
     folder.write_parts(file.name, parts)
+    num_bytes = sum(memoryview(part).nbytes for part in parts)
+    _logger.debug("tensors saved", extra={"file": file.name, "bytes": num_bytes})
     return file
 
 
@@ -184,6 +188,7 @@ def load_replica(run: Folder, commit: Commit, replica: int) -> dict[str, Tensor]
 def write_commit(run: Folder, commit: Commit) -> None:
     """Make a checkpoint count."""
     step_folder(run, commit.step).write_text(_COMMIT, commit.model_dump_json(indent=2))
+    _logger.info("checkpoint committed", extra={"step": commit.step, "replicas": len(commit.replicas)})
 
 
 def read_commit(run: Folder, step: int) -> Commit:
@@ -205,6 +210,7 @@ def prune_checkpoints(run: Folder, keep: int, protect: int | None = None) -> Non
             with contextlib.suppress(OSError):  # a task that was given up may still write there: the next time, then
                 step_folder(run, step).remove(_COMMIT)
                 step_folder(run, step).remove()
+                _logger.debug("checkpoint pruned", extra={"step": step})
 
 
 def _steps(run: Folder) -> list[int]:

@@ -5,6 +5,7 @@ Every replica scores its share of the validation text with the common weights; t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -13,6 +14,7 @@ from pydantic import BaseModel
 from sparklm.config import Config, GenerationConfig
 from sparklm.inference.generate import Sampling, generate_text, opening_of
 from sparklm.inference.model_zip import TrainedModel
+from sparklm.logs import log_context
 from sparklm.models.objectives import Tally
 from sparklm.storage import Folder
 from sparklm.training.checkpoint import read_commit
@@ -22,6 +24,7 @@ from sparklm.training.loop import NUM_LOGGING_REPLICAS, Trainer, resident_bytes
 from sparklm.training.metrics import EpochTotals, Evaluation
 from sparklm.training.replicas import keep_in_memory, replica_at
 
+_logger = logging.getLogger(__name__)
 _LONGEST_SAMPLE = 40  # tokens
 
 
@@ -79,7 +82,7 @@ def epoch_end_task(order: str) -> str:
     parsed = EpochEndOrder.model_validate_json(order)
     run = Folder(parsed.run_url)
     heartbeat = Heartbeat(run, parsed.replica, parsed.step)
-    with heartbeat.telling_failures():
+    with log_context(replica=parsed.replica), heartbeat.telling_failures():
         attempt = read_commit(run, parsed.step).replicas[parsed.replica].attempt
         trainer = replica_at(run, parsed.step, parsed.replica, parsed.most_in_memory)
         trainer.check_weights()
@@ -87,6 +90,10 @@ def epoch_end_task(order: str) -> str:
             tally = trainer.evaluate_part(heartbeat.beat)
             sample = _let_speak(trainer, parsed) if parsed.replica == 0 else None
         trainer.settle_phases()
+        _logger.info(
+            "epoch evaluated",
+            extra={"step": parsed.step, "targets": tally.targets, "loss_sum": tally.loss_sum, "correct": tally.correct},
+        )
         answer = ReplicaEnd(
             totals=trainer.totals,
             steps=trainer.steps,

@@ -7,6 +7,7 @@ file what went wrong. They say nothing that a result depends on.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import time
@@ -20,6 +21,7 @@ from sparklm.errors import TrainingDivergedError, UserError
 from sparklm.storage import Folder
 from sparklm.training.phases import StepProgress
 
+_logger = logging.getLogger(__name__)
 PROGRESS = "progress"
 _EVERY_SECONDS = 1.0
 _LINES_OF_LOG = 12
@@ -94,5 +96,8 @@ def read_beat(run: Folder, replica: int) -> Beat | None:
     """Read what a replica last said; None when it has said nothing."""
     try:
         return Beat.model_validate_json((run / PROGRESS).read_bytes(f"replica-{replica:04d}.json"))
-    except (OSError, UserError, ValidationError):
-        return None
+    except ValidationError as error:
+        _logger.warning("a progress file is unreadable", extra={"replica": replica, "problems": error.error_count()})
+    except (OSError, UserError):
+        pass
+    return None

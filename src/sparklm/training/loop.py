@@ -7,6 +7,7 @@ process with the same bits, as long as the number of threads is the same.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from sparklm.config import Config
 from sparklm.errors import TrainingDivergedError, UserError
+from sparklm.logs import TRACE
 from sparklm.models import build_model
 from sparklm.models.network import LanguageModel
 from sparklm.models.objectives import Tally, batch_loss
@@ -33,6 +35,7 @@ from sparklm.training.readahead import read_ahead
 from sparklm.training.strategies import Round, outer_step
 from sparklm.training.vectors import Codec, flatten, unflatten
 
+_logger = logging.getLogger(__name__)
 EVALUATION_BATCH_SIZE = 32
 _INITIALISATION, _DROPOUT = 1, 2  # what a derived seed is for
 _AFTER_DIVERGENCE = "What was saved before is good. Begin a new run (another --run) with a lower training.learning_rate"
@@ -94,6 +97,9 @@ class Trainer:
             self.totals, self.steps = EpochTotals(), []
         begun, begun_cpu = time.perf_counter(), time.process_time()
         self._rate_since = begun, self.step
+        length = {"epoch": round_.epoch + 1, "steps": round_.stop - round_.start}
+        _logger.info("round begins", extra=self._figures(**length))
+        logs_steps = _logger.isEnabledFor(TRACE)
         self.model.train()
         ahead = self.config.distributed.prefetch_batches
         with closing(read_ahead(self._read, self.step, round_.stop, ahead)) as batches:
@@ -105,16 +111,27 @@ class Trainer:
                     if not self._gives_gradients:
                         self._update(self.step, loss=loss)
                 self.step += 1
+                if logs_steps:
+                    _logger.log(TRACE, "step done", extra=self._figures(loss=loss))
                 if on_step is not None:
                     on_step(self._progress())
         self.awaits_mean = self.meets
-        self.totals = self.totals.plus(seconds=time.perf_counter() - begun, cpu_seconds=time.process_time() - begun_cpu)
+        seconds = time.perf_counter() - begun
+        self.totals = self.totals.plus(seconds=seconds, cpu_seconds=time.process_time() - begun_cpu)
+        _logger.info("round ends", extra=self._figures(**length, seconds=seconds, loss=loss))
         if not self._gives_gradients:
             self.check_weights()
 
     @torch.no_grad()
     def give(self) -> Tensor:
         """Give what this replica has for the meeting, as the others will see it."""
+        begun = time.perf_counter()
+        vector = self._to_give()
+        num_bytes, seconds = self.codec.encoded_bytes(vector.numel()), time.perf_counter() - begun
+        _logger.debug("replica gives", extra=self._figures(bytes=num_bytes, seconds=seconds))
+        return vector
+
+    def _to_give(self) -> Tensor:
         if self._gives_gradients:
             vector = flatten(
                 weight.grad if weight.grad is not None else torch.zeros_like(weight)
@@ -150,9 +167,11 @@ class Trainer:
             else:
                 self._apply_changes(mean)
                 self.check_weights()
-        num_bytes = self.codec.encoded_bytes(mean.numel()) + mean.numel() * mean.element_size()
-        self.totals = self.totals.plus(seconds=time.perf_counter() - begun, exchanged_bytes=num_bytes)
+        taken_bytes, seconds = mean.numel() * mean.element_size(), time.perf_counter() - begun
+        num_bytes = self.codec.encoded_bytes(mean.numel()) + taken_bytes
+        self.totals = self.totals.plus(seconds=seconds, exchanged_bytes=num_bytes)
         self.awaits_mean = False
+        _logger.debug("replica takes", extra=self._figures(bytes=taken_bytes, seconds=seconds))
 
     def settle_phases(self) -> None:
         """Add the times that were measured since the last time to the totals."""
@@ -213,6 +232,10 @@ class Trainer:
         every = self.config.distributed.meeting_every_steps or 1
         epoch_start = self.plan.epoch_end(self.plan.epoch_of(step - 1) - 1)
         self._met_at_step = max((step - 1) // every * every, epoch_start)
+
+    def _figures(self, **figures: float) -> dict[str, float]:
+        """Give the figures of an event of this replica."""
+        return {"replica": self.replica, "step": self.step, **figures}
 
     def _compute_gradient(self, windows: Int64Array) -> float:
         if self.config.model.dropout:

@@ -7,6 +7,7 @@ counts.
 
 from __future__ import annotations
 
+import logging
 import time
 
 from sparklm.storage import Folder
@@ -23,6 +24,7 @@ from sparklm.training.checkpoint import (
 from sparklm.training.loop import Trainer, resident_bytes, use_threads
 from sparklm.training.run import RunRecord, make_plan, read_embeddings, read_run
 
+_logger = logging.getLogger(__name__)
 _warm: dict[tuple[str, str], Trainer] = {}  # by run and attempt, oldest first
 
 
@@ -34,6 +36,7 @@ def replica_at(run: Folder, step: int, replica: int, most_in_memory: int = 1) ->
         _make_room(0)
         trainer = new_replica(run, record, replica)
         trainer.clock.add("get_model", time.perf_counter() - begun)
+        _logger.debug("replica made", extra={"replica": replica, "step": 0})
         return trainer
     commit = read_commit(run, step)
     part = commit.replicas[replica]
@@ -45,6 +48,8 @@ def replica_at(run: Folder, step: int, replica: int, most_in_memory: int = 1) ->
     if warm is None or trainer.awaits_mean:
         trainer.totals, trainer.steps = part.totals, list(part.steps)
     trainer.clock.add("get_model", time.perf_counter() - begun)
+    event = "replica found in memory" if warm is not None else "replica loaded from a checkpoint"
+    _logger.debug(event, extra={"replica": replica, "step": step})
     if trainer.awaits_mean:
         with trainer.clock("reduce" if commit.given else "broadcast"):
             mean = load_mean(run, commit, trainer.codec)

@@ -1,0 +1,35 @@
+"""A job as events of the log, for those who look at no display."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from sparklm.progress import Message, Status
+
+_PROGRESS_SECONDS = 10.0
+_EVENTS = {"stage": "stage begins", "note": "note", "warning": "retry", "epoch": "epoch done"}
+_logger = logging.getLogger("sparklm.job")
+
+
+class LogView:
+    """A view: see progress.py."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._next = clock, clock() + _PROGRESS_SECONDS
+
+    def show(self, status: Status) -> None:
+        """Log how far training is, now and then."""
+        if status.training is None or status.training.loss is None or self._clock() < self._next:
+            return
+        self._next = self._clock() + _PROGRESS_SECONDS
+        _logger.info("progress", extra=status.training.model_dump(exclude_none=True))
+
+    def say(self, message: Message) -> None:
+        """Log what was said, with its figures where it has any."""
+        level = logging.WARNING if message.kind == "warning" else logging.INFO
+        _logger.log(level, _EVENTS[message.kind], extra=dict(message.figures) or {"text": message.text})
+
+    def close(self) -> None:
+        """There is nothing to take away."""
