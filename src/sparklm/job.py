@@ -21,6 +21,7 @@ from sparklm.errors import UserError
 from sparklm.inference.generate import Sampling, generate_text
 from sparklm.inference.model_zip import TrainedModel, load_model, pack_model
 from sparklm.models.shape import check_embeddings
+from sparklm.report.exporters import check_exporters
 from sparklm.storage import Folder, split_address
 from sparklm.text.embeddings import EMBEDDINGS, WORD2VEC_ROUNDS, make_embeddings, write_embeddings
 from sparklm.text.prepare import check_corpus, corpus_address, is_unchanged, prepare
@@ -106,7 +107,7 @@ def train(
 
 
 def check(config: Config, run: Folder) -> None:
-    """Refuse, before any work, what can be seen to be wrong: another run, missing text, places closed to us."""
+    """Refuse, before any work, what is seen to be wrong: another run, missing text, closed places, servers away."""
     local = run.local_path()
     if local is not None and local.exists() and not local.is_dir():
         raise UserError(f"--run {run} is a file; a run needs a folder of its own")
@@ -121,6 +122,7 @@ def check(config: Config, run: Folder) -> None:
     run.check_writable()
     for _, folder, _ in _output_targets(config):
         folder.check_writable()
+    check_exporters(config.output.tensorboard, config.output.mlflow)
 
 
 def _reopen(config: Config, run: Folder, placement: Placement, keep_text: bool) -> tuple[RunRecord, Dataset]:

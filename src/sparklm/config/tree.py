@@ -320,6 +320,9 @@ class SparkConfig(Section):
 
     master: str = Field("local[*]", description="Spark master; 'none' = in this process, without a JVM")
     app_name: str = Field("sparklm", description="name shown by Spark")
+    event_log: NonEmptyText | None = Field(
+        None, description="folder for Spark's event log, for the history server; none = no log"
+    )
     properties: dict[str, str] = Field(default_factory=dict, description="Spark's own spark.* settings")
 
 
@@ -359,13 +362,15 @@ class GenerationConfig(Section):
 
 
 class OutputConfig(Section):
-    """Where results go; each of these is a copy of what the run folder holds."""
+    """Where results go; each of these shows or copies what the run folder holds."""
 
     run: NonEmptyText | None = Field(None, description="run folder; none = runs/ and the time")
     model: NonEmptyText | None = Field(None, description="also write model.zip here")
     metrics: NonEmptyText | None = Field(None, description="also write metrics.csv here")
     statistics: NonEmptyText | None = Field(None, description="also write stats.txt here")
     text: NonEmptyText | None = Field(None, description="also write the generated text here")
+    tensorboard: bool = Field(False, description="write event files for TensorBoard into the run folder")
+    mlflow: NonEmptyText | None = Field(None, description="address of an MLflow tracking server to tell of the run")
 
 
 class Config(Section):

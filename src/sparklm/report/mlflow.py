@@ -57,7 +57,8 @@ def check_server(uri: str) -> None:
         reason = hide_credentials(str(error).strip().splitlines()[0])
         raise UserError(
             f"--mlflow {hide_credentials(uri)}: no MLflow tracking server can be used there ({reason}). Start one with "
-            "'mlflow server', give another address, or leave out --mlflow"
+            "'mlflow server', give another address, or go without: leave out --mlflow, or --set output.mlflow=null "
+            "for a run that has it"
         ) from error
 
 
