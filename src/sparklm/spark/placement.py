@@ -16,7 +16,7 @@ from sparklm.spark.session import start_session
 from sparklm.spark.supervision import Supervisor
 from sparklm.spark.tables import TableCorpus
 from sparklm.spark.taskmetrics import job_group_figures
-from sparklm.spark.tasks import Watch, collect_answers, run_tasks
+from sparklm.spark.tasks import Watch, collect_answers, name_jobs, run_tasks
 from sparklm.storage import Folder
 from sparklm.text.prepare import Corpus, ShardRequest
 from sparklm.training.by_storage import RunTasks, train_by_storage
@@ -64,7 +64,7 @@ class OnSpark:
 
     def run_tasks(self, work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
         """Do some orders in each task, as starting a task costs nearly as much as a small order."""
-        self._context.setJobGroup("sparklm prepare", title)
+        name_jobs(self._session, title)
         return run_tasks(self._session, orders, work, self._most_tasks)
 
     def find_duplicates(self, requests: Sequence[ShardRequest]) -> set[int]:
