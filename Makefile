@@ -3,6 +3,7 @@
 # make test-long   the long matrices: every loss of a process by every exchange; TIMES=10 repeats them
 PYTHON ?= python3
 VENV   := .venv
+MLFLOW := .venv-mlflow
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -11,7 +12,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.
 run: $(VENV)/.installed
 	$(BIN)/sparklm train $(ARGS)
 
-test: $(VENV)/.installed-dev
+test: $(VENV)/.installed-dev $(MLFLOW)/.installed
 	$(BIN)/python -m pytest $(ARGS)
 
 test-long: $(VENV)/.installed-dev
@@ -39,5 +40,11 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) -e '.[lint,test]'
 	touch $@
 
+# The tests' MLflow server: it does not go together with our own pins.
+$(MLFLOW)/.installed: tests/servers/mlflow-requirements.txt
+	test -x $(MLFLOW)/bin/python || $(PYTHON) -m venv $(MLFLOW)
+	$(MLFLOW)/bin/pip install --quiet --disable-pip-version-check --no-deps -r $<
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(MLFLOW) build dist src/*.egg-info .mypy_cache .ruff_cache .hypothesis

@@ -113,6 +113,16 @@ def train(
     text_column: TextColumn = None,
     data_format: Format = None,
     table: Table = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write event files for TensorBoard into the run folder.")
+    ] = False,
+    mlflow: Annotated[
+        str | None, typer.Option("--mlflow", metavar="URI", help="Tell the MLflow tracking server there of the run.")
+    ] = None,
+    event_log: Annotated[
+        str | None,
+        typer.Option("--event-log", metavar="DIR", help="Folder for Spark's event log, for the history server."),
+    ] = None,
     quiet: Quiet = False,
     log_level: Annotated[
         str | None,
@@ -142,6 +152,9 @@ def train(
         "spark.master": master,
         "output.run": run,
         "output.text": output,
+        "output.tensorboard": tensorboard or None,
+        "output.mlflow": mlflow,
+        "spark.event_log": event_log,
     }
     resolution = _resolve(preset, config, assignments, flags, resumed_run=run if resume else None)
     resolved = resolution.config

@@ -21,6 +21,7 @@ from sparklm.inference.model_zip import TrainedModel, load_model, pack_model
 from sparklm.logs import identify
 from sparklm.models.shape import check_embeddings
 from sparklm.progress import STATUS
+from sparklm.report.exporters import Exporter, check_exporters, exporting
 from sparklm.statistics import STATS_JSON, STATS_TEXT, write_statistics
 from sparklm.storage import Folder, split_address
 from sparklm.text.embeddings import EMBEDDINGS, WORD2VEC_ROUNDS, make_embeddings, write_embeddings
@@ -80,15 +81,29 @@ def train(
     else:
         record, dataset = _begin(config, run, placement, watcher)
     identify(run=record.run_id)
-    prepared = time.monotonic()
-    plan = make_plan(config, dataset)
+    # What may change from one session to the next is as this session says.
+    record = record.model_copy(update={"config": config})
+    with exporting(run, record, config.output, watcher.note) as exporters:
+        return _train(run, record, dataset, placement, watcher, exporters, time.monotonic() - began)
+
+
+def _train(
+    run: Folder,
+    record: RunRecord,
+    dataset: Dataset,
+    placement: Placement,
+    watcher: JobWatcher,
+    exporters: Sequence[Exporter],
+    seconds_before: float,
+) -> JobResult:
+    """Train, and make everything that a trained model is shown by."""
+    began, config, plan = time.monotonic(), record.config, make_plan(record.config, dataset)
     watcher.stage(
         f"Training in {placement.description}, {_replicas(config)}{count(plan.total_steps, 'step')}, "
         f"{count(record.threads, 'thread')}"
     )
     placement.prepare_training(config, dataset.manifest.vocab_size, record.threads, watcher)
-    # What may change from one session to the next is as this session says.
-    result = fit(run, record.model_copy(update={"config": config}), plan, placement, watcher)
+    result = fit(run, record, plan, placement, watcher, exporters)
     trained_at = time.monotonic()
     if result.stopped_early:
         watcher.note(f"stopped early after epoch {len(result.records)}: validation no longer improves")
@@ -97,7 +112,7 @@ def train(
     placement.run_tasks(write_model_task, [ModelOrder.of(run, result.model_step)], "sparklm: write the model")
     trained = load_model(run.address(MODEL))
     sample = _write_sample(run, config, trained, dataset, watcher)
-    seconds = {"prepare": prepared - began, "train": trained_at - prepared, "finish": time.monotonic() - trained_at}
+    seconds = {"prepare": seconds_before, "train": trained_at - began, "finish": time.monotonic() - trained_at}
     if result.did_steps or not run.exists(STATS_JSON):
         write_statistics(run, record, dataset.manifest, result, placement, seconds)
     return JobResult(
@@ -109,7 +124,7 @@ def train(
 
 
 def check(config: Config, run: Folder) -> None:
-    """Refuse, before any work, what can be seen to be wrong: another run, missing text, places closed to us."""
+    """Refuse, before any work, what is seen to be wrong: another run, missing text, closed places, servers away."""
     local = run.local_path()
     if local is not None and local.exists() and not local.is_dir():
         raise UserError(f"--run {run} is a file; a run needs a folder of its own")
@@ -124,6 +139,7 @@ def check(config: Config, run: Folder) -> None:
     run.check_writable()
     for _, folder, _ in _output_targets(config):
         folder.check_writable()
+    check_exporters(config.output.tensorboard, config.output.mlflow)
 
 
 def _reopen(config: Config, run: Folder, placement: Placement, keep_text: bool) -> tuple[RunRecord, Dataset]:

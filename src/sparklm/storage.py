@@ -186,6 +186,16 @@ class Folder:
         filesystem, path = self._remote(name)
         return bool(filesystem.exists(path))
 
+    def make(self) -> None:
+        """Make this folder, for others to write into; our own writes make what they need."""
+        local = self.local_path()
+        if local is not None:
+            with _told(local, "written"):
+                local.mkdir(parents=True, exist_ok=True)
+            return
+        filesystem, path = self._remote("")
+        filesystem.makedirs(path, exist_ok=True)
+
     def check_writable(self) -> None:
         """Refuse a local folder in which nothing could be written (elsewhere only a write can tell)."""
         place = self.absolute().local_path()

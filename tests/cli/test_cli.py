@@ -55,21 +55,9 @@ def test_help_names_every_command_and_answers_without_heavy_imports(tmp_path: Pa
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        (
-            "train",
-            [
-                "[CORPUS]",
-                "--config",
-                "--set",
-                "--preset",
-                "--master",
-                "--run",
-                "--resume",
-                "--quiet",
-                "--log-level",
-                "--log-format",
-            ],
-        ),
+        ("train", ["[CORPUS]", "--config", "--set", "--preset", "--master", "--run", "--resume", "--quiet"]),
+        ("train", ["--log-level", "--log-format", "--tensorboard", "--mlflow", "--event-log"]),
+        ("watch", ["RUN", "--interval", "--once"]),
         ("prepare", ["[CORPUS]", "--out", "--master", "--format", "--table", "--text-column"]),
         ("embed", ["DATASET", "--out", "--kind", "--size", "--neighbours", "--master"]),
         ("generate", ["MODEL", "[PROMPT]", "--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed"]),
@@ -84,6 +72,15 @@ def test_the_arguments_of_every_command_stay(tmp_path: Path, command: str, optio
     text = ok(command, "--help", cwd=tmp_path)
     for option in options:
         assert option in text
+
+
+def test_a_tracking_server_that_is_not_there_is_told_before_any_work(place: Path) -> None:
+    result = sparklm("train", "corpus.txt", "--run", "run", "--mlflow", "http://127.0.0.1:9", cwd=place)
+    assert result.returncode == 2
+    assert "--mlflow http://127.0.0.1:9: no MLflow tracking server can be used there" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "Starting Spark" not in result.stderr
+    assert not (place / "run").exists()
 
 
 def test_the_whole_journey_without_java(place: Path) -> None:

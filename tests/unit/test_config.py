@@ -315,8 +315,23 @@ def test_an_hdfs_that_is_there_is_used(tmp_path: Path) -> None:
         text = S0.replace("hdfs://localhost:9000", address)
         resolution = resolve(config_file=write(tmp_path, "application.conf", text))
     assert resolution.config.spark.properties["spark.hadoop.fs.defaultFS"] == f"{address}/"
-    assert resolution.config.spark.properties["spark.eventLog.dir"] == f"{address}/spark/events"
+    assert resolution.config.spark.event_log == f"{address}/spark/events"
+    assert "spark.eventLog.dir" not in resolution.config.spark.properties
     assert "does not answer" not in "\n".join(resolution.notes)
+
+
+def test_an_event_log_is_asked_for_by_either_name_and_needs_spark() -> None:
+    by_ours = resolve(assignments=["spark.event_log=events"])
+    by_sparks = resolve(assignments=["spark.eventLog.dir=events"])
+    assert by_ours.config == by_sparks.config
+    assert by_sparks.provenance["spark.event_log"] == "--set, as spark.eventLog.dir"
+    away = resolve(assignments=["spark.event_log=hdfs://127.0.0.1:1/events"])
+    assert away.config.spark.event_log is None
+    assert away.notes == [
+        "spark.event_log = 'hdfs://127.0.0.1:1/events' is not used: it does not answer; there will be no event log"
+    ]
+    without = resolve(assignments=["spark.event_log=events", "spark.master=none"])
+    assert "spark.event_log is not used: there is no Spark" in without.notes
 
 
 def test_the_dense_systems_paths_are_honoured(tmp_path: Path) -> None:

@@ -25,6 +25,14 @@ def test_what_is_written_is_read_back(folder: Folder) -> None:
     assert (folder / "a").names() == ["b.bin"]
 
 
+def test_a_folder_is_made_for_others_and_may_be_there_already(folder: Folder) -> None:
+    below = folder / "deep" / "down"
+    below.make()
+    below.make()
+    assert below.exists()
+    assert below.names() == []
+
+
 def test_a_missing_folder_is_empty_and_a_missing_file_is_an_error(folder: Folder) -> None:
     assert folder.names() == []
     assert not folder.exists("x")

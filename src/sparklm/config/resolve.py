@@ -103,6 +103,8 @@ def unused_settings(config: Config, provenance: Mapping[str, str]) -> list[str]:
     else:
         reasons["metrics.similarity_threshold"] = "accuracy here is exact, the likeliest token against the true one"
         reasons["training.embedding_loss"] = f"the objective {objective} predicts tokens"
+    if config.spark.master == "none":
+        reasons["spark.event_log"] = "there is no Spark"
     if architecture != "gpt":
         reasons |= dict.fromkeys(("model.num_kv_heads", "model.feedforward_size"), f"{architecture} has none")
     if architecture not in ("gpt", "attention"):
@@ -185,14 +187,16 @@ def _drop_impossible_properties(values: dict[str, object], provenance: dict[str,
             "using its own default"
         )
     default_folder = f"{_PROPERTIES}spark.hadoop.fs.defaultFS"
-    for key in (default_folder, f"{_PROPERTIES}spark.eventLog.dir"):
-        address = str(values.get(key, ""))
+    for key, instead in (
+        (default_folder, "paths without a protocol are on local disks"),
+        ("spark.event_log", "there will be no event log"),
+    ):
+        address = str(values.get(key) or "")
         if split_url(address)[0] == "hdfs" and not is_answering(address):
+            is_sparks_name = provenance[key].endswith("spark.eventLog.dir")
+            name = "spark.eventLog.dir" if is_sparks_name else key.removeprefix(_PROPERTIES)
             del values[key], provenance[key]
-            instead = (
-                "paths without a protocol are on local disks" if key == default_folder else "using Spark's default"
-            )
-            notes.append(f"{key.removeprefix(_PROPERTIES)} = {address!r} is not used: it does not answer; {instead}")
+            notes.append(f"{name} = {address!r} is not used: it does not answer; {instead}")
     jars = values.get(f"{_PROPERTIES}spark.jars")
     if jars is not None and master.startswith("local") and split_url(str(jars))[0] != "file":
         del values[f"{_PROPERTIES}spark.jars"], provenance[f"{_PROPERTIES}spark.jars"]

@@ -18,6 +18,7 @@ ALIASES: dict[str, str] = {
     "trainingMaster.avgFreq": "distributed.averaging_frequency",
     "trainingMaster.workerPreFetchNumBatches": "distributed.prefetch_batches",
     "hdfs.uri": "spark.properties.spark.hadoop.fs.defaultFS",
+    "spark.eventLog.dir": "spark.event_log",
     # a dense network over precomputed embeddings
     "embeddingCsvPath": "data.embeddings",
     "tokenDataPath": "data.corpus",

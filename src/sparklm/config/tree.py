@@ -323,6 +323,9 @@ class SparkConfig(Section):
     log_level: Literal["OFF", "ERROR", "WARN", "INFO", "DEBUG", "TRACE"] = Field(
         "ERROR", description="level of Spark's own log: ERROR (default), WARN, INFO, DEBUG, TRACE or OFF"
     )
+    event_log: NonEmptyText | None = Field(
+        None, description="folder for Spark's event log, for the history server; none = no log"
+    )
     properties: dict[str, str] = Field(default_factory=dict, description="Spark's own spark.* settings")
 
 
@@ -362,7 +365,7 @@ class GenerationConfig(Section):
 
 
 class OutputConfig(Section):
-    """Where results go: most of these are copies of what the run folder holds."""
+    """Where results go: most of these copy or show what the run folder holds."""
 
     run: NonEmptyText | None = Field(None, description="run folder; none = runs/ and the time")
     model: NonEmptyText | None = Field(None, description="also write model.zip here")
@@ -370,6 +373,8 @@ class OutputConfig(Section):
     statistics: NonEmptyText | None = Field(None, description="also write stats.txt here")
     text: NonEmptyText | None = Field(None, description="also write the generated text here")
     log_every_steps: PositiveInt = Field(10, description="steps from one line of steps.jsonl to the next")
+    tensorboard: bool = Field(False, description="write event files for TensorBoard into the run folder")
+    mlflow: NonEmptyText | None = Field(None, description="address of an MLflow tracking server to tell of the run")
 
 
 class Config(Section):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sparklm.spark.tasks import guarded, run_query
+from sparklm.spark.tasks import guarded, name_jobs, run_query
 from sparklm.storage import Folder
 from sparklm.text.cleaning import Signature, least_agreement
 from sparklm.text.prepare import ShardRequest, sign_shard, write_duplicates
@@ -25,7 +25,6 @@ def find_duplicates_in_files(session: SparkSession, requests: Sequence[ShardRequ
     """Sign the documents of files in tasks, and compare them."""
     orders = [request.model_dump_json() for request in requests]
     num_tasks = min(len(orders), most_tasks)
-    session.sparkContext.setJobGroup("sparklm prepare", "sparklm: find duplicates")
 
     def sign(batches: Iterator[Any]) -> Iterator[Any]:
         for place in (place for batch in batches for place in batch.column(0).to_pylist()):
@@ -42,6 +41,7 @@ def find_duplicates_in_files(session: SparkSession, requests: Sequence[ShardRequ
 def find_duplicates(session: SparkSession, sign: Callable[[], DataFrame], request: ShardRequest) -> set[int]:
     """Compare every document with the first of each of its keys; write down those to leave out."""
     kept: list[DataFrame] = []
+    name_jobs(session, "sparklm: prepare, find duplicates")
 
     def failures() -> DataFrame:
         kept.append(sign().persist())

@@ -18,7 +18,7 @@ from sparklm.spark.session import start_session
 from sparklm.spark.supervision import Supervisor, TaskCounter
 from sparklm.spark.tables import TableCorpus
 from sparklm.spark.taskmetrics import job_group_figures, read_session_facts
-from sparklm.spark.tasks import Watch, collect_answers, run_tasks
+from sparklm.spark.tasks import Watch, collect_answers, name_jobs, run_tasks
 from sparklm.storage import Folder
 from sparklm.text.embeddings import RunTasks
 from sparklm.text.prepare import Corpus, ShardRequest
@@ -75,8 +75,8 @@ class OnSpark:
 
     def run_tasks(self, work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
         """Do some orders in each task, as starting a task costs nearly as much as a small order."""
-        self._context.setJobGroup("sparklm prepare", title)
-        watch = None if self._watcher is None else TaskCounter(self._context, "sparklm prepare", title, self._watcher)
+        group = name_jobs(self._session, title)
+        watch = None if self._watcher is None else TaskCounter(self._context, group, title, self._watcher)
         return run_tasks(self._session, orders, work, self._most_tasks, watch)
 
     def find_duplicates(self, requests: Sequence[ShardRequest]) -> set[int]:

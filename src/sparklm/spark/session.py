@@ -22,6 +22,7 @@ from sparklm.config import SparkConfig
 from sparklm.errors import JobError, UserError
 from sparklm.logs import foreign_line, is_json
 from sparklm.spark.task_logs import pass_on_settings
+from sparklm.storage import Folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,7 +85,8 @@ def start_session(spark: SparkConfig) -> SparkSession:
     builder = SparkSession.builder.master(spark.master).appName(spark.app_name)
     try:
         with _logging_settings(spark.log_level) as logging_file, _without_harmless_warnings():
-            for key, value in {**_default_properties(spark.master, logging_file), **spark.properties}.items():
+            defaults = _default_properties(spark.master, logging_file) | event_log_properties(spark.event_log)
+            for key, value in (defaults | spark.properties).items():
                 builder = builder.config(key, value)
             session = builder.getOrCreate()
         pass_on_settings(session.sparkContext)
@@ -108,6 +110,24 @@ def check_master(master: str) -> None:
             f"{master!r} is not a Spark master; use local[*], local[2], spark://host:port, yarn, k8s://host:port, "
             "or none to run without Spark"
         )
+
+
+def event_log_properties(address: str | None) -> dict[str, str]:
+    """Give the settings for an event log in a folder, and make the folder: Spark does not start without it.
+
+    The form of the log is Spark's own default, which its history server reads.
+    """
+    if address is None:
+        return {}
+    # Hadoop's way to write a local address has one slash.
+    folder = Folder(re.sub(r"^file:(?=/(?!/))", "", address)).absolute()
+    local = folder.local_path()
+    if local is not None:
+        folder.make()
+    else:
+        with contextlib.suppress(OSError, UserError):  # Spark may reach what we do not, and else says so itself
+            folder.make()
+    return {"spark.eventLog.enabled": "true", "spark.eventLog.dir": address if local is None else local.as_uri()}
 
 
 def _default_properties(master: str, logging_file: str) -> dict[str, str]:

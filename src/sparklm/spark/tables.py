@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
 from sparklm.spark.duplicates import SIGNATURE_SCHEMA, find_duplicates, signature_batches
-from sparklm.spark.tasks import ANSWER_SCHEMA, answer, collect_answers, guarded, run_query
+from sparklm.spark.tasks import ANSWER_SCHEMA, answer, collect_answers, guarded, name_jobs, run_query
 from sparklm.text.cleaning import clean
 from sparklm.text.prepare import (
     SHARD_TEXT_BYTES,
@@ -43,7 +43,7 @@ class TableCorpus:
         self._session, self._cleaning = session, cleaning
         self._rows = _open_rows(session, data)
         self._name = data.table or str(data.corpus)
-        session.sparkContext.setJobGroup("sparklm prepare", f"sparklm: look at {self._name}")
+        name_jobs(session, f"sparklm: prepare, look at {self._name}")
         facts_of_all = (
             "count(*) as num_rows",
             "sum(octet_length(text)) as num_bytes",
@@ -59,6 +59,7 @@ class TableCorpus:
 
     def sample_texts(self) -> Iterator[str]:
         """Take the rows whose hashes are smallest, until there is enough text: a fair sample, always the same."""
+        name_jobs(self._session, f"sparklm: prepare, take a sample of {self._name}")
         share, texts = min(1.0, 1.2 * TOKENIZER_SAMPLE_BYTES / max(1, self.text_bytes)), [b""]
         while sum(map(len, texts)) < min(TOKENIZER_SAMPLE_BYTES, self.text_bytes):
             limit = int(-(2**63) + share * 2**64) - 1
@@ -99,6 +100,7 @@ class TableCorpus:
             chunks = _chunks(batches, name, counts)
             yield from answer(shard, lambda: encode_shard(own, chunks, counts).model_dump_json())
 
+        name_jobs(self._session, f"sparklm: prepare, tokenise {self._name}")
         answers = collect_answers(self._session, lambda: self._shards().mapInArrow(encode, ANSWER_SCHEMA))
         return [ShardResult.model_validate_json(text) for text in answers]
 

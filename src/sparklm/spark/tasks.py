@@ -36,6 +36,13 @@ class Answer(NamedTuple):
     diverged: str | None = None
 
 
+def name_jobs(session: SparkSession, title: str) -> str:
+    """Say in Spark's own views what the jobs that follow are for; what stands before a comma names their group."""
+    group = title.replace(":", "").partition(",")[0]
+    session.sparkContext.setJobGroup(group, title)
+    return group
+
+
 def run_tasks(
     session: SparkSession,
     orders: Sequence[str],

@@ -183,7 +183,7 @@ class FileCorpus:
             json.dumps([piece.__dict__ for piece in group]) for group in group_pieces(self._pieces, SHARD_TEXT_BYTES)
         ]
         vocabulary = Vocabulary()
-        for answer in self._workers.run_tasks(survey_ids_task, orders, "sparklm: look at token ids"):
+        for answer in self._workers.run_tasks(survey_ids_task, orders, "sparklm: prepare, look at token ids"):
             part = json.loads(answer)
             part["names"] = {int(number): name for number, name in part["names"].items()}
             vocabulary.add(Vocabulary(**part))
@@ -197,7 +197,9 @@ class FileCorpus:
         """Let tasks read and encode their pieces."""
         requests = self._requests(request, with_duplicates)
         orders = [request.model_dump_json() for request in requests]
-        answers = self._workers.run_tasks(encode_shard_task, orders, f"sparklm: tokenise {len(orders)} shards")
+        answers = self._workers.run_tasks(
+            encode_shard_task, orders, f"sparklm: prepare, tokenise into shards: {len(orders)}"
+        )
         return [ShardResult.model_validate_json(answer) for answer in answers]
 
     def _requests(self, request: ShardRequest, with_duplicates: set[int]) -> list[ShardRequest]:

@@ -39,6 +39,13 @@ class Watcher(TrainingWatcher, Protocol):
         """An epoch is done and recorded: its figures, its logged steps, what the model says now."""
 
 
+class EpochListener(Protocol):
+    """Someone who takes in every epoch that is recorded."""
+
+    def epoch(self, record: EpochRecord, steps: Sequence[StepRecord], sample: EpochSample | None) -> None:
+        """An epoch is recorded."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FitResult:
     """How training ended."""
@@ -50,11 +57,18 @@ class FitResult:
     stopped_early: bool
 
 
-def fit(run: Folder, record: RunRecord, plan: WindowPlan, placement: Placement, watcher: Watcher) -> FitResult:
+def fit(
+    run: Folder,
+    record: RunRecord,
+    plan: WindowPlan,
+    placement: Placement,
+    watcher: Watcher,
+    listeners: Sequence[EpochListener] = (),
+) -> FitResult:
     """Train to the end of the plan, from wherever the run stands."""
     config, patience = record.config, record.config.training.early_stopping_patience
     first_step = latest_step(run)
-    chronicle = Chronicle(run, record, plan, first_step, watcher)
+    chronicle = Chronicle(run, record, plan, first_step, watcher, listeners)
     watcher.training_starts(first_step, plan)
     partial_seconds = _recover(run, config, plan, placement, first_step, chronicle)
     cpu = CpuMeter(placement.driver_process_id)
@@ -89,8 +103,16 @@ def fit(run: Folder, record: RunRecord, plan: WindowPlan, placement: Placement, 
 class Chronicle:
     """The records of a run, epoch by epoch. Of its files metrics.csv is written last: it says which epochs count."""
 
-    def __init__(self, run: Folder, record: RunRecord, plan: WindowPlan, step: int, watcher: Watcher) -> None:
-        self._run, self._watcher = run, watcher
+    def __init__(
+        self,
+        run: Folder,
+        record: RunRecord,
+        plan: WindowPlan,
+        step: int,
+        watcher: Watcher,
+        listeners: Sequence[EpochListener],
+    ) -> None:
+        self._run, self._watcher, self._listeners = run, watcher, listeners
         self._bytes_per_token = _bytes_per_token(record.open_dataset(run))
         self.records = [entry for entry in read_metrics(run) if entry.Epoch <= _completed_epochs(plan, step)]
         kept = len(self.records)
@@ -130,6 +152,8 @@ class Chronicle:
             write_lines(self._run, TASKS, self._tasks)
         write_metrics(self._run, self.records)
         self._watcher.epoch_done(record, end.steps, end.sample)
+        for listener in self._listeners:
+            listener.epoch(record, end.steps, end.sample)
 
 
 def _completed_epochs(plan: WindowPlan, step: int) -> int:

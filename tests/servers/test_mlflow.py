@@ -1,0 +1,238 @@
+"""Runs as a real MLflow server keeps them; `make test` has one in .venv-mlflow."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparklm.errors import UserError
+from sparklm.report.exporters import Exporter, check_exporters, open_exporters
+from sparklm.report.recorded import epoch_figures, shown_settings, step_figures
+from sparklm.storage import Folder
+from sparklm.training.run import RunRecord
+from tests.recorded_runs import RECORD, epoch_record, epoch_sample, step_records, write_history
+
+PROGRAM = Path(__file__).parents[2] / ".venv-mlflow" / "bin" / "mlflow"
+START_SECONDS = 120.0
+pytestmark = pytest.mark.timeout(400)
+
+
+class Server:
+    """A tracking server on this machine, which can be killed and started again with what it had."""
+
+    def __init__(self, place: Path) -> None:
+        self._place, self._process = place, None
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._port = free.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        settings = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        options = {
+            "--host": "127.0.0.1",
+            "--port": str(self._port),
+            "--workers": "1",
+            "--backend-store-uri": f"sqlite:///{self._place}/mlflow.db",
+            "--artifacts-destination": str(self._place / "artifacts"),
+        }
+        with (self._place / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [PROGRAM, "server", *(part for option in options.items() for part in option)],
+                cwd=self._place,
+                env=os.environ | settings,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while not self._answers():
+            log_text = (self._place / "server.log").read_text()
+            assert self._process.poll() is None, log_text
+            assert time.monotonic() < deadline, log_text
+            time.sleep(0.3)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(timeout=30)
+            self._process = None
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.uri}/health", timeout=2) as answer:
+                return answer.status == 200
+        except OSError:
+            return False
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    if not PROGRAM.exists():
+        pytest.skip("no MLflow server: make .venv-mlflow/.installed")
+    server = Server(tmp_path_factory.mktemp("mlflow"))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+
+
+def client(server: Server) -> Any:
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=server.uri)
+
+
+def renamed(run_id: str) -> RunRecord:
+    return RECORD.model_copy(update={"run_id": run_id})
+
+
+def opened(server: Server, run: Path, record: RunRecord) -> tuple[Exporter, list[str]]:
+    notes: list[str] = []
+    (exporter,) = open_exporters(Folder(str(run)), record, False, server.uri, notes.append)
+    return exporter, notes
+
+
+def tell(exporter: Exporter, run: Path, epoch: int) -> None:
+    write_history(Folder(str(run)), epoch)
+    exporter.epoch(epoch_record(epoch), step_records(epoch), epoch_sample(epoch))
+
+
+def only_run(server: Server, record: RunRecord) -> Any:
+    experiment = client(server).get_experiment_by_name("an experiment")
+    (run,) = client(server).search_runs(
+        [experiment.experiment_id], f"tags.`sparklm.run_id` = '{record.run_id}'", max_results=10
+    )
+    return run
+
+
+def history(server: Server, run: Any, key: str) -> list[tuple[int, int, float]]:
+    return sorted(
+        (metric.step, metric.timestamp, metric.value)
+        for metric in client(server).get_metric_history(run.info.run_id, key)
+    )
+
+
+def expected(epochs: int) -> dict[str, list[tuple[int, int, float]]]:
+    figures: dict[str, list[tuple[int, int, float]]] = {}
+    for epoch in range(1, epochs + 1):
+        for step in step_records(epoch):
+            for key, value in step_figures(step).items():
+                figures.setdefault(key, []).append((step.step, round(1000 * step.time), value))
+        ended_at = round(1000 * step_records(epoch)[-1].time)
+        for key, value in epoch_figures(epoch_record(epoch)).items():
+            figures.setdefault(key, []).append((epoch, ended_at, value))
+    return figures
+
+
+def assert_complete(server: Server, run: Any, epochs: int) -> None:
+    assert set(run.data.metrics) == set(expected(epochs))
+    for key, figures in expected(epochs).items():
+        assert history(server, run, key) == figures, key
+
+
+def artifacts(server: Server, run: Any, folder: str | None = None) -> set[str]:
+    return {entry.path for entry in client(server).list_artifacts(run.info.run_id, folder)}
+
+
+def test_a_finished_run_is_there_with_all_that_it_left(server: Server, tmp_path: Path) -> None:
+    check_exporters(False, server.uri)
+    run, record = tmp_path / "a-run", renamed("finished")
+    exporter, notes = opened(server, run, record)
+    assert only_run(server, record).info.status == "RUNNING"
+    for epoch in (1, 2):
+        tell(exporter, run, epoch)
+    for name in ("stats.json", "stats.txt", "sample.txt", "model.zip", "unrelated.bin"):
+        (run / name).write_text(name)
+    exporter.close("finished")
+    found = only_run(server, record)
+    assert notes == []
+    assert (found.info.status, found.info.run_name) == ("FINISHED", "a-run")
+    assert found.data.params == shown_settings(record.config)
+    assert "top secret" not in found.data.params.values()
+    assert_complete(server, found, epochs=2)
+    assert artifacts(server, found) == {
+        *("metrics.csv", "steps.jsonl", "samples.jsonl", "stats.json", "stats.txt", "sample.txt", "model.zip"),
+        "samples",
+    }
+    assert artifacts(server, found, "samples") == {"samples/epoch-0001.txt", "samples/epoch-0002.txt"}
+    address = f"{server.uri}/get-artifact?run_uuid={found.info.run_id}&path="
+    for path, content in {"samples/epoch-0002.txt": epoch_sample(2).text, "stats.txt": "stats.txt"}.items():
+        with urllib.request.urlopen(address + path, timeout=10) as answer:
+            assert answer.read().decode() == content
+
+
+def test_a_resumed_run_goes_on_in_the_same_mlflow_run(server: Server, tmp_path: Path) -> None:
+    run, record = tmp_path / "run", renamed("resumed")
+    exporter, _ = opened(server, run, record)
+    tell(exporter, run, 1)
+    first = only_run(server, record)  # and then the process is killed, after the second epoch was recorded
+    write_history(Folder(str(run)), 2)
+    elsewhere = record.config.model_copy(
+        update={"spark": record.config.spark.model_copy(update={"master": "local[1]"})}
+    )
+    exporter, notes = opened(server, run, record.model_copy(update={"config": elsewhere}))
+    assert_complete(server, only_run(server, record), epochs=2)
+    tell(exporter, run, 3)
+    exporter.close("interrupted")
+    found = only_run(server, record)
+    assert (found.info.run_id, found.info.status, notes) == (first.info.run_id, "KILLED", [])
+    assert found.data.params["spark.master"] == "local[*]", "as it was when the run began"
+    assert_complete(server, found, epochs=3)
+
+
+def test_a_very_long_setting_and_very_many_steps_fit(server: Server, tmp_path: Path) -> None:
+    run, record = tmp_path / "run", renamed("long")
+    config = record.config.model_copy(
+        update={"generation": record.config.generation.model_copy(update={"prompt": "long " * 3000})}
+    )
+    exporter, notes = opened(server, run, record.model_copy(update={"config": config}))
+    steps = [step_records(1)[0].model_copy(update={"step": step}) for step in range(1, 601)]
+    exporter.epoch(epoch_record(1), steps, None)
+    exporter.close("failed")
+    found = only_run(server, record)
+    assert (found.info.status, notes) == ("FAILED", [])
+    assert len(found.data.params["generation.prompt"]) == 500
+    assert [step for step, _, _ in history(server, found, "step/tokens_per_second")] == list(range(1, 601))
+
+
+def test_a_server_that_goes_away_does_no_harm_and_is_caught_up_with_at_the_end(server: Server, tmp_path: Path) -> None:
+    run, record = tmp_path / "run", renamed("lost")
+    exporter, notes = opened(server, run, record)
+    tell(exporter, run, 1)
+    server.kill()
+    for epoch in (2, 3):
+        tell(exporter, run, epoch)
+    assert len(notes) == 1
+    assert notes[0].startswith(f"MLflow at {server.uri} fails, training goes on without it")
+    with pytest.raises(UserError, match=f"--mlflow {server.uri}: no MLflow tracking server"):
+        check_exporters(False, server.uri)
+    silent, silent_notes = opened(server, tmp_path / "other", renamed("never there"))
+    tell(silent, tmp_path / "other", 1)
+    silent.close("finished")
+    assert len(silent_notes) == 2
+    server.start()
+    exporter.close("finished")
+    found = only_run(server, record)
+    assert (found.info.status, len(notes)) == ("FINISHED", 1)
+    assert_complete(server, found, epochs=3)
+
+
+def test_a_server_that_never_answers_is_refused_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://me:word@127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(UserError, match=r"--mlflow http://\(hidden\)@127.*no MLflow tracking server") as raised:
+            check_exporters(False, address)
+    assert "word" not in str(raised.value)

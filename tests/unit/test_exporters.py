@@ -1,0 +1,206 @@
+"""What TensorBoard reads of a run, and what becomes of an exporter that fails."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from sparklm.config import Config, SparkConfig
+from sparklm.errors import UserError
+from sparklm.report.exporters import Exporter, Forgiving, Outcome, check_exporters, open_exporters
+from sparklm.report.recorded import epoch_figures, recorded_epochs
+from sparklm.storage import Folder
+from sparklm.training.history import SAMPLES, STEPS, EpochSample, write_lines
+from sparklm.training.metrics import EpochRecord, write_metrics
+from tests.recorded_runs import RECORD, epoch_record, epoch_sample, step_records, write_history
+
+
+def single(value: float) -> float:
+    """Give a number as TensorBoard keeps it, in 32 bits."""
+    return struct.unpack("f", struct.pack("f", value))[0]
+
+
+def read_events(folder: Path) -> EventAccumulator:
+    accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
+    accumulator.Reload()
+    return accumulator
+
+
+def texts(events: EventAccumulator, tag: str) -> dict[int, str]:
+    return {event.step: event.tensor_proto.string_val[0].decode() for event in events.Tensors(f"{tag}/text_summary")}
+
+
+def open_tensorboard(run: Folder) -> tuple[Exporter, list[str]]:
+    notes: list[str] = []
+    (exporter,) = open_exporters(run, RECORD, True, None, notes.append)
+    return exporter, notes
+
+
+def tell(exporter: Exporter, epoch: int) -> None:
+    exporter.epoch(epoch_record(epoch), step_records(epoch), epoch_sample(epoch))
+
+
+def test_tensorboard_reads_every_figure_with_its_step_and_time(tmp_path: Path) -> None:
+    run = Folder(str(tmp_path))
+    exporter, notes = open_tensorboard(run)
+    for epoch in (1, 2):
+        write_history(run, epoch)
+        tell(exporter, epoch)
+    events = read_events(tmp_path / "tensorboard")
+    assert set(events.Tags()["scalars"]) == {
+        "step/loss",
+        "step/learning_rate",
+        "step/gradient_norm",
+        "step/tokens_per_second",
+        *epoch_figures(epoch_record(1)),
+    }
+    steps = [*step_records(1), *step_records(2)]
+    for name in ("loss", "learning_rate", "gradient_norm", "tokens_per_second"):
+        found = [(event.step, event.wall_time, event.value) for event in events.Scalars(f"step/{name}")]
+        assert found == [(step.step, step.time, single(getattr(step, name))) for step in steps]
+    for epoch in (1, 2):
+        for name, value in epoch_figures(epoch_record(epoch)).items():
+            event = events.Scalars(name)[epoch - 1]
+            assert (event.step, event.value) == (epoch, single(value)), name
+            assert event.wall_time == step_records(epoch)[-1].time
+    assert "epoch/failedTaskCount" not in events.Tags()["scalars"], "what was not measured is not there"
+    exporter.close("finished")
+    assert notes == []
+
+
+def test_tensorboard_has_the_samples_and_the_settings_as_text(tmp_path: Path) -> None:
+    run = Folder(str(tmp_path))
+    exporter, _ = open_tensorboard(run)
+    tell(exporter, 1)
+    events = read_events(tmp_path / "tensorboard")
+    (sample,) = texts(events, "sample").items()
+    assert sample == (epoch_sample(1).step, "    The quick\n    <b>fox</b> of epoch 1")
+    settings = texts(events, "config")[0]
+    assert "    training.epochs = 3\n" in settings
+    assert "top secret" not in settings
+
+
+def test_a_resumed_run_is_there_once(tmp_path: Path) -> None:
+    run = Folder(str(tmp_path))
+    exporter, _ = open_tensorboard(run)
+    write_history(run, 1)
+    tell(exporter, 1)  # and then the process is killed
+    exporter, _ = open_tensorboard(run)
+    write_history(run, 2)
+    tell(exporter, 2)
+    tell(exporter, 2)
+    exporter.close("finished")
+    events = read_events(tmp_path / "tensorboard")
+    assert [event.step for event in events.Scalars("step/loss")] == [10, 20, 30, 40]
+    assert [event.step for event in events.Scalars("epoch/TrainingLoss")] == [1, 2]
+    assert list(texts(events, "sample")) == [20, 40]
+
+
+def test_an_epoch_that_only_the_run_folder_knows_is_there_at_the_end(tmp_path: Path) -> None:
+    run = Folder(str(tmp_path))
+    exporter, _ = open_tensorboard(run)
+    write_history(run, 1)
+    exporter.close("interrupted")
+    assert [event.step for event in read_events(tmp_path / "tensorboard").Scalars("step/loss")] == [10, 20]
+
+
+def test_events_of_a_run_that_is_elsewhere_are_copied_there_after_every_epoch(tmp_path: Path) -> None:
+    run = Folder("memory://exporters/run")
+    exporter, _ = open_tensorboard(run)
+    for epoch in (1, 2):
+        tell(exporter, epoch)
+        copy = tmp_path / f"copy-{epoch}"
+        copy.mkdir()
+        for name in (run / "tensorboard").names():
+            (copy / name).write_bytes((run / "tensorboard").read_bytes(name))
+        assert [event.step for event in read_events(copy).Scalars("epoch/TrainingLoss")] == list(range(1, epoch + 1))
+    exporter.close("finished")
+    run.remove()
+
+
+def test_epochs_are_read_with_their_own_steps_and_sample(tmp_path: Path) -> None:
+    run = Folder(str(tmp_path))
+    write_metrics(run, [epoch_record(1), epoch_record(2)])
+    write_lines(run, STEPS, [*step_records(1), *step_records(2), *step_records(3)])
+    write_lines(run, SAMPLES, [epoch_sample(2)])
+    first, second = recorded_epochs(run)
+    assert (first.record, first.steps, first.sample) == (epoch_record(1), step_records(1), None)
+    assert (second.steps, second.sample) == (step_records(2), epoch_sample(2))
+    assert second.ended_at == step_records(2)[-1].time
+
+
+class Target:
+    """An exporter's far end, which can be out of order."""
+
+    def __init__(self) -> None:
+        self.works, self.opened, self.told = True, 0, []
+
+    def open(self) -> Target:
+        self.opened += 1
+        self._answer("opened")
+        return self
+
+    def epoch(self, record: EpochRecord, steps: object, sample: EpochSample | None) -> None:
+        self._answer(f"epoch {record.Epoch}")
+
+    def close(self, outcome: Outcome) -> None:
+        self._answer(outcome)
+
+    def _answer(self, what: str) -> None:
+        if not self.works:
+            raise ConnectionError("nobody at http://me:word@tracking is there\nand more")
+        self.told.append(what)
+
+
+def test_a_failing_exporter_is_noted_once_and_catches_up_at_the_end() -> None:
+    target, notes = Target(), []
+    exporter = Forgiving("MLflow", target.open, notes.append)
+    tell(exporter, 1)
+    target.works = False
+    tell(exporter, 2)
+    target.works = True
+    tell(exporter, 3)  # no longer asked: it would wait for a server that is away, epoch after epoch
+    exporter.close("finished")
+    assert target.told == ["opened", "epoch 1", "opened", "finished"]
+    assert notes == [
+        "MLflow fails, training goes on without it until the end: nobody at http://(hidden)@tracking is there"
+    ]
+
+
+def test_an_exporter_that_stays_away_harms_nothing_and_is_said_to_be_incomplete() -> None:
+    target, notes = Target(), []
+    target.works = False
+    exporter = Forgiving("MLflow", target.open, notes.append)
+    tell(exporter, 1)
+    exporter.close("failed")
+    assert (target.opened, len(notes)) == (2, 2)
+    assert "is not complete" in notes[1]
+
+
+@pytest.mark.parametrize(("package", "asked"), [("tensorboard", (True, None)), ("mlflow", (False, "http://a"))])
+def test_a_missing_package_is_named_with_its_remedy(
+    package: str, asked: tuple[bool, str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.delitem(sys.modules, package, raising=False)
+    sys.path_importer_cache.clear()
+    with pytest.raises(UserError, match=rf"--{package} needs a package.*pip install 'sparklm\[{package}\]'"):
+        check_exporters(*asked)
+
+
+def test_nothing_asked_for_is_nothing_checked_and_nothing_opened(tmp_path: Path) -> None:
+    check_exporters(False, None)
+    assert open_exporters(Folder(str(tmp_path)), RECORD, False, None, print) == []
+
+
+def test_secrets_do_not_leave_the_run_folder() -> None:
+    from sparklm.report.recorded import shown_settings
+
+    config = Config(spark=SparkConfig(properties={"spark.hadoop.fs.s3a.access.key": "AK", "spark.jars": "a.jar"}))
+    shown = shown_settings(config)
+    assert shown["spark.properties.spark.jars"] == "a.jar"
+    assert "AK" not in shown.values()
