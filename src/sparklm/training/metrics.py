@@ -212,6 +212,18 @@ class EpochRecord(BaseModel):
     ValidationTop1Accuracy: float | None = None
     ExchangedBytes: int | None = None
     Retries: int | None = None
+    BitsPerByte: float | None = None
+    GetModelMs: float | None = None
+    DataMs: float | None = None
+    FitMs: float | None = None
+    ExchangeMs: float | None = None
+    ReduceMs: float | None = None
+    BroadcastMs: float | None = None
+    SaveMs: float | None = None
+    EvaluateMs: float | None = None
+    OverheadMs: float | None = None
+    PythonCpuLoad: float | None = None
+    GpuMemoryMB: float | None = None
 
     @classmethod
     def assemble(
