@@ -1,0 +1,139 @@
+"""Everything that a report says of a run, read once.
+
+What is not there, or cannot be read, is `Missing` and says why: a run that is under way, or was trained by an earlier
+version, has a report too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from sparklm.errors import UserError
+from sparklm.job import MODEL, STATS_JSON
+from sparklm.models import count_parameters
+from sparklm.storage import Folder
+from sparklm.text.shards import Dataset
+from sparklm.training.history import SAMPLES, STEPS, TASKS, EpochSample, StepRecord, TaskRecord, read_lines
+from sparklm.training.metrics import METRICS, EpochRecord, read_metrics
+from sparklm.training.run import RunRecord, latest_step, make_plan, read_run
+
+NO_SPARK = "this run used no Spark: it was trained in one process (spark.master is none)"
+_NO_EPOCH = "no epoch is done yet"
+_SPARK_COLUMNS = ("UsedMemoryMB", "totalShuffleReadBytes", "avgTaskDuration", "failedTaskCount")
+Value = TypeVar("Value")
+Line = TypeVar("Line", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Something that a report cannot show, and why."""
+
+    reason: str
+    kind: str = "missing"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What there is to know of a run."""
+
+    run: Folder
+    record: RunRecord
+    step: int  # of the newest checkpoint
+    total_steps: int | None  # None = the dataset is not there to say
+    epoch_steps: list[int] | None  # at which step each recorded epoch ended
+    num_parameters: int | None
+    is_finished: bool
+    used_spark: bool
+    epochs: list[EpochRecord] | Missing
+    steps: list[StepRecord] | Missing
+    samples: list[EpochSample] | Missing
+    tasks: list[TaskRecord] | Missing
+    statistics: dict[str, Any] | Missing
+    dataset: Dataset | Missing
+
+    @property
+    def model_epoch(self) -> EpochRecord | None:
+        """The epoch that the model's weights come from, or the last one that is done."""
+        if isinstance(self.epochs, Missing):
+            return None
+        number = None if isinstance(self.statistics, Missing) else self.statistics.get("the model's epoch")
+        return next((epoch for epoch in self.epochs if epoch.Epoch == number), self.epochs[-1])
+
+
+def gather_facts(run: Folder) -> RunFacts:
+    """Read a run; without a config.json there is none to read, and that is the user's error."""
+    record = read_run(run)
+    epochs = _epochs(run)
+    steps = _lines(run, STEPS, StepRecord, epochs)
+    tasks = _lines(run, TASKS, TaskRecord, epochs)
+    used_spark = not isinstance(tasks, Missing) or _has_spark_figures(epochs)
+    if isinstance(tasks, Missing) and not used_spark and record.config.spark.master == "none":
+        tasks = Missing(NO_SPARK)
+    dataset = _attempt("the dataset", lambda: record.open_dataset(run))
+    plan = Missing("") if isinstance(dataset, Missing) else _attempt("", lambda: make_plan(record.config, dataset))
+    return RunFacts(
+        run=run,
+        record=record,
+        step=latest_step(run),
+        total_steps=None if isinstance(plan, Missing) else plan.total_steps,
+        epoch_steps=_steps_of_epochs(epochs, steps)
+        if isinstance(plan, Missing)
+        else [plan.epoch_end(epoch.Epoch - 1) for epoch in ([] if isinstance(epochs, Missing) else epochs)],
+        num_parameters=None
+        if isinstance(dataset, Missing)
+        else count_parameters(record.config, dataset.manifest.vocab_size),
+        is_finished=run.exists(MODEL) and run.exists(STATS_JSON),
+        used_spark=used_spark,
+        epochs=epochs,
+        steps=steps,
+        samples=_lines(run, SAMPLES, EpochSample, epochs),
+        tasks=tasks,
+        statistics=_statistics(run),
+        dataset=dataset,
+    )
+
+
+def _attempt(what: str, read: Callable[[], Value]) -> Value | Missing:
+    try:
+        return read()
+    except UserError as error:
+        return Missing(str(error))
+    except (OSError, ValueError) as error:
+        return Missing(f"{what} cannot be read: {str(error).splitlines()[0]}")
+
+
+def _epochs(run: Folder) -> list[EpochRecord] | Missing:
+    if not run.exists(METRICS):
+        return Missing(f"{METRICS} is not there: {_NO_EPOCH}")
+    return _attempt(METRICS, lambda: read_metrics(run)) or Missing(f"{METRICS} is empty: {_NO_EPOCH}")
+
+
+def _lines(run: Folder, name: str, kind: type[Line], epochs: list[EpochRecord] | Missing) -> list[Line] | Missing:
+    if not run.exists(name):
+        why = _NO_EPOCH if isinstance(epochs, Missing) else "it was not kept when this run was trained"
+        return Missing(f"{name} is not there: {why}")
+    return _attempt(name, lambda: read_lines(run, name, kind)) or Missing(f"{name} is empty")
+
+
+def _statistics(run: Folder) -> dict[str, Any] | Missing:
+    if not run.exists(STATS_JSON):
+        return Missing(f"{STATS_JSON} is not there: it is written when training ends")
+    found = _attempt(STATS_JSON, lambda: run.read_json(STATS_JSON))
+    return found if isinstance(found, dict | Missing) else Missing(f"{STATS_JSON} holds no statistics")
+
+
+def _has_spark_figures(epochs: list[EpochRecord] | Missing) -> bool:
+    known = [] if isinstance(epochs, Missing) else epochs
+    return any(getattr(epoch, column) is not None for epoch in known for column in _SPARK_COLUMNS)
+
+
+def _steps_of_epochs(epochs: list[EpochRecord] | Missing, steps: list[StepRecord] | Missing) -> list[int] | None:
+    """Take the ends of epochs from the steps that were logged, where there is no plan to tell them."""
+    if isinstance(epochs, Missing) or isinstance(steps, Missing):
+        return None
+    ends = {step.epoch: step.step for step in steps}
+    return [ends[epoch.Epoch] for epoch in epochs] if all(epoch.Epoch in ends for epoch in epochs) else None
