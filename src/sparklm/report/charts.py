@@ -40,8 +40,9 @@ def frame(x: str, y: str, **layout: Any) -> go.Figure:
     figure = go.Figure(
         layout={
             "template": go.layout.Template(),  # page.js has the templates
-            "margin": {"l": 56, "r": 16, "t": 36, "b": 48},
-            "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+            "margin": {"l": 56, "r": 16, "t": 60, "b": 48},
+            "legend": {"orientation": "h", "x": 0, "y": 1.01, "yanchor": "bottom", "traceorder": "normal"},
+            "showlegend": True,
             "hovermode": "x unified",
             "uirevision": "kept",  # a change of colours keeps what the reader has zoomed to
         }

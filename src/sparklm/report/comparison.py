@@ -9,14 +9,30 @@ from itertools import zip_longest
 import numpy as np
 
 from sparklm.report import wording
-from sparklm.report.charts import SERIES, Plot, add_line, chart_text, epoch_axis, frame, short, smoothed
+from sparklm.report.charts import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    RED,
+    SERIES,
+    Plot,
+    add_line,
+    chart_text,
+    epoch_axis,
+    frame,
+    short,
+    smoothed,
+)
 from sparklm.report.facts import Missing, RunFacts
 from sparklm.report.settings import flat_settings
 from sparklm.storage import Folder
 
 _SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "triangle-down", "cross", "star", "hexagon")
+_COLORS = (BLUE, ORANGE, GREEN, PURPLE, RED, SERIES[7], SERIES[8])
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _MOST_POINTS = 800  # of a run: there are several
+_OWN_PLACE = "output.run"  # of which it would be strange if it were the same
 _FINAL = ("run", "state", "parameters", "epochs", "training loss", "validation loss", "perplexity", "bits per byte")
 _FINAL_TIMES = ("tokens/s", "time")
 
@@ -52,10 +68,10 @@ def final_figures(all_facts: Sequence[RunFacts]) -> list[tuple[str, ...]]:
 def differing_settings(all_facts: Sequence[RunFacts]) -> list[tuple[str, ...]]:
     """Give the table of the settings that are not the same in all runs, its head first."""
     settings = [flat_settings(facts.record.config) for facts in all_facts]
-    keys = dict.fromkeys(key for values in settings for key in values)
-    rows = [(key, *(_shown(values.get(key)) for values in settings)) for key in keys]
+    keys = dict.fromkeys(key for values in settings for key in values if key != _OWN_PLACE)
+    differing = [key for key in keys if any(values.get(key) != settings[0].get(key) for values in settings)]
     head = ("setting", *run_names([facts.run for facts in all_facts]))
-    return [head, *(row for row in rows if len(set(row[1:])) > 1)]
+    return [head, *((key, *(_shown(values.get(key)) for values in settings)) for key in differing)]
 
 
 def comparison_text(all_facts: Sequence[RunFacts]) -> str:
@@ -153,9 +169,9 @@ def _named(all_facts: Sequence[RunFacts]) -> list[tuple[str, RunFacts]]:
 
 def _style(number: int) -> dict[str, str]:
     return {
-        "color": SERIES[number % len(SERIES)],
+        "color": _COLORS[number % len(_COLORS)],
         "symbol": _SYMBOLS[number % len(_SYMBOLS)],
-        "dash": _DASHES[number // len(SERIES) % len(_DASHES)],
+        "dash": _DASHES[number // len(_COLORS) % len(_DASHES)],
     }
 
 

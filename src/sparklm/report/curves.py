@@ -145,7 +145,7 @@ def phases(facts: RunFacts) -> Plot | Missing:
     if isinstance(facts.epochs, Missing):
         return facts.epochs
     epochs = facts.epochs
-    figure = frame("epoch", "seconds", barmode="stack", bargap=0.35)
+    figure = frame("epoch", "seconds", barmode="stack", bargap=0.35 if len(epochs) > 3 else 0.7)
     for (column, name), color in zip(PHASES.items(), SERIES, strict=True):
         times = _column(epochs, column)
         if _any(times):

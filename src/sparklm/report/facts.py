@@ -73,6 +73,7 @@ def gather_facts(run: Folder) -> RunFacts:
     used_spark = not isinstance(tasks, Missing) or _has_spark_figures(epochs)
     if isinstance(tasks, Missing) and not used_spark and record.config.spark.master == "none":
         tasks = Missing(NO_SPARK)
+    statistics = _statistics(run)
     dataset = _attempt("the dataset", lambda: record.open_dataset(run))
     plan = Missing("") if isinstance(dataset, Missing) else _attempt("", lambda: make_plan(record.config, dataset))
     return RunFacts(
@@ -83,16 +84,14 @@ def gather_facts(run: Folder) -> RunFacts:
         epoch_steps=_steps_of_epochs(epochs, steps)
         if isinstance(plan, Missing)
         else [plan.epoch_end(epoch.Epoch - 1) for epoch in ([] if isinstance(epochs, Missing) else epochs)],
-        num_parameters=None
-        if isinstance(dataset, Missing)
-        else count_parameters(record.config, dataset.manifest.vocab_size),
+        num_parameters=_num_parameters(record, dataset, statistics),
         is_finished=run.exists(MODEL) and run.exists(STATS_JSON),
         used_spark=used_spark,
         epochs=epochs,
         steps=steps,
         samples=_lines(run, SAMPLES, EpochSample, epochs),
         tasks=tasks,
-        statistics=_statistics(run),
+        statistics=statistics,
         dataset=dataset,
     )
 
@@ -124,6 +123,14 @@ def _statistics(run: Folder) -> dict[str, Any] | Missing:
         return Missing(f"{STATS_JSON} is not there: it is written when training ends")
     found = _attempt(STATS_JSON, lambda: run.read_json(STATS_JSON))
     return found if isinstance(found, dict | Missing) else Missing(f"{STATS_JSON} holds no statistics")
+
+
+def _num_parameters(record: RunRecord, dataset: Dataset | Missing, statistics: dict[str, Any] | Missing) -> int | None:
+    """Count the weights of the run's model, for which the vocabulary's size must be known from somewhere."""
+    if not isinstance(dataset, Missing):
+        return count_parameters(record.config, dataset.manifest.vocab_size)
+    size = None if isinstance(statistics, Missing) else statistics.get("vocabulary")
+    return count_parameters(record.config, size) if isinstance(size, int) else None
 
 
 def _has_spark_figures(epochs: list[EpochRecord] | Missing) -> bool:

@@ -4,10 +4,14 @@
   const figures = JSON.parse(document.getElementById("plot-data").textContent);
   const divs = [...document.querySelectorAll("[data-plot]")];
   const root = document.documentElement;
+  const hasMouse = matchMedia("(hover: hover)").matches;
+  const PRINTED_WIDTH = 680; // a sheet of A4 between its margins, in CSS pixels
   const config = {
     responsive: true,
     displaylogo: false,
-    showLink: false,
+    displayModeBar: hasMouse ? "hover" : false,
+    showSendToCloud: false, // what is in a report stays in it
+    plotlyServerURL: "",
     modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"],
   };
 
@@ -40,10 +44,15 @@
     }, colours);
   }
 
-  // On a touch screen a finger that moves over a chart must scroll the page.
-  function forScreen(layout) {
-    const isTouched = matchMedia("(pointer: coarse)").matches;
-    return isTouched ? { ...layout, dragmode: false } : layout;
+  // Without a mouse there are no buttons above a chart, and a finger that moves over it must scroll the page.
+  function forReader(layout) {
+    const top = hasMouse ? layout.margin.t : 34;
+    return {
+      ...layout,
+      margin: { ...layout.margin, t: layout.showlegend ? top : Math.min(top, 34) },
+      dragmode: hasMouse ? "zoom" : false,
+      width: "printing" in root.dataset ? PRINTED_WIDTH : undefined,
+    };
   }
 
   function draw() {
@@ -51,7 +60,7 @@
     const shared = template(colours);
     for (const div of divs) {
       const figure = themed(figures[div.dataset.plot], colours);
-      Plotly.react(div, figure.data, forScreen({ ...figure.layout, template: shared }), config);
+      Plotly.react(div, figure.data, forReader({ ...figure.layout, template: shared }), config);
       if (figure.layout.meta?.labels === "sparse") thinLabels(div);
     }
   }

@@ -49,7 +49,7 @@ def head_facts(facts: RunFacts) -> list[tuple[str, str]]:
         ("run id", facts.record.run_id),
         ("folder", facts.run.url),
         ("trained", wording.when(facts)),
-        ("on", wording.place(facts)),
+        ("where", wording.place(facts)),
         ("model", wording.model(facts)),
         ("replicas", "1" if replicas == 1 else f"{replicas}, {config.distributed.strategy}"),
         ("epochs", f"{done} of {config.training.epochs}"),
@@ -61,7 +61,11 @@ def run_sections(facts: RunFacts) -> list[Section]:
     counted = vocabulary.count_tokens(facts)
     return [
         _loss(facts),
-        Section("Learning rate", "Of the optimiser, at each logged step.", [curves.learning_rate(facts)]),
+        Section(
+            "Learning rate",
+            "By logged step; at the end of each epoch, where steps were not kept.",
+            [curves.learning_rate(facts)],
+        ),
         Section(
             "Gradients",
             "The length of the gradient before clipping: by logged step, and over each epoch.",
@@ -132,7 +136,7 @@ def _spark_table(facts: RunFacts) -> list[Table]:
 
 def _no_spark_note(facts: RunFacts) -> list[Missing]:
     is_told = not facts.used_spark and facts.tasks == Missing(NO_SPARK) and not isinstance(facts.epochs, Missing)
-    return [Missing(f"no memory of a driver JVM: {NO_SPARK}")] if is_told else []
+    return [Missing(f"there was no driver JVM: {NO_SPARK}")] if is_told else []
 
 
 def _samples(facts: RunFacts) -> Section:

@@ -62,7 +62,7 @@ def timeline(facts: RunFacts) -> Plot | Missing:
             marker={
                 "color": color,
                 "line": {"color": color, "width": 0.5},
-                "pattern": {"shape": pattern, "fgcolor": PAPER, "size": 6},
+                "pattern": {"shape": pattern, "fillmode": "overlay", "fgcolor": PAPER, "size": 5, "solidity": 0.25},
             },
         )
         if symbol is not None:
@@ -106,7 +106,8 @@ def place_in_rows(tasks: Sequence[TaskRecord]) -> tuple[list[Bar], list[str]]:
             slot = next((slot for slot, time in enumerate(free_from) if time <= task.launched), len(free_from))
             free_from[slot : slot + 1] = [task.launched + seconds]
             bars.append(Bar(task=task, row=len(names) + slot, seconds=seconds))
-        names += [f"{executor}, slot {slot + 1}" for slot in range(len(free_from))]
+        name = f"executor {executor}" if executor.isdecimal() else executor
+        names += [f"{name}, slot {slot + 1}" if len(free_from) > 1 else name for slot in range(len(free_from))]
     return bars, names
 
 

@@ -21,7 +21,7 @@ from sparklm.text.tokenizer import Tokenizer
 MOST_TOKENS = 10_000_000
 _AT_ONCE = 1_000_000
 _MOST_BARS, _MOST_RANKS, _MOST_WORDS = 30, 400, 200
-_FEW_WORDS = 20  # with fewer whole words than this (bytes, characters) single letters are shown, too
+_FEW_WORDS = 20  # fewer make no neighbourhood
 _NUM_NEIGHBOURS = 5
 Counts = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.float32]
@@ -149,11 +149,17 @@ def neighbourhood(facts: RunFacts, counted: TokenCounts | Missing) -> Plot | Mis
 
 
 def readable_tokens(counted: TokenCounts) -> list[int]:
-    """Choose the most frequent tokens that are words; letters, too, where there are hardly any words."""
-    texts = {token: counted.tokenizer.token_text(token).strip() for token in counted.ranked[: 20 * _MOST_WORDS]}
-    letters = [token for token, text in texts.items() if text.isalpha()]
-    words = [token for token in letters if len(texts[token]) > 1]
-    return (words if len(words) >= _FEW_WORDS else letters)[:_MOST_WORDS]
+    """Choose the most frequent tokens that are words.
+
+    A word has a space before it, where tokens have that at all; else it has two letters; and where there are hardly any
+    of those either, single letters must do.
+    """
+    texts = {token: counted.tokenizer.token_text(token) for token in counted.ranked[: 20 * _MOST_WORDS]}
+    letters = [token for token, text in texts.items() if text.strip().isalpha()]
+    long = [token for token in letters if len(texts[token].strip()) > 1]
+    spaced = [token for token in long if texts[token].startswith(" ")]
+    chosen = next((tokens for tokens in (spaced, long) if len(tokens) >= _FEW_WORDS), letters)
+    return chosen[:_MOST_WORDS]
 
 
 def unit_rows(vectors: Vectors) -> Vectors:
