@@ -106,7 +106,7 @@ def thinned(values: FloatArray, most: int = MOST_POINTS) -> npt.NDArray[np.int64
     So no spike is lost, however many points go.
 
     >>> thinned(np.array([0.0, 1.0, 0.0, 9.0, 0.0, 1.0, 0.0, 0.0]), most=6).tolist()
-    [0, 1, 3, 4, 7]
+    [0, 3, 4, 5, 7]
     """
     if len(values) <= most:
         return np.arange(len(values))

@@ -21,7 +21,7 @@ from sparklm.training.history import SAMPLES, STEPS, TASKS, EpochSample, StepRec
 from sparklm.training.metrics import METRICS, EpochRecord, read_metrics
 from sparklm.training.run import RunRecord, latest_step, make_plan, read_run
 
-NO_SPARK = "this run used no Spark: it was trained in one process (spark.master is none)"
+NO_SPARK = "this run used no Spark: it was trained in one process"
 _NO_EPOCH = "no epoch is done yet"
 _SPARK_COLUMNS = ("UsedMemoryMB", "totalShuffleReadBytes", "avgTaskDuration", "failedTaskCount")
 Value = TypeVar("Value")
@@ -71,7 +71,7 @@ def gather_facts(run: Folder) -> RunFacts:
     steps = _lines(run, STEPS, StepRecord, epochs)
     tasks = _lines(run, TASKS, TaskRecord, epochs)
     used_spark = not isinstance(tasks, Missing) or _has_spark_figures(epochs)
-    if isinstance(tasks, Missing) and not used_spark and record.config.spark.master == "none":
+    if not used_spark and (record.config.spark.master == "none" or not isinstance(epochs, Missing)):
         tasks = Missing(NO_SPARK)
     statistics = _statistics(run)
     dataset = _attempt("the dataset", lambda: record.open_dataset(run))

@@ -37,7 +37,8 @@
         font: { family: colours.getPropertyValue("--sans").trim(), size: 12, color: "var(--ink)" },
         xaxis: axis, yaxis: axis,
         hoverlabel: {
-          bgcolor: "var(--raised)", bordercolor: "var(--faint)", align: "left", font: { color: "var(--ink)", size: 12 },
+          bgcolor: "var(--raised)", bordercolor: "var(--faint)", align: "left",
+          font: { family: colours.getPropertyValue("--sans").trim(), color: "var(--ink)", size: 12 },
         },
         modebar: { bgcolor: "rgba(0,0,0,0)", color: "var(--quiet)", activecolor: "var(--ink)" },
       },

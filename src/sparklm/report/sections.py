@@ -14,6 +14,7 @@ from sparklm.report.timeline import MOST_BARS, timeline
 from sparklm.training.history import EpochSample
 from sparklm.training.metrics import EpochRecord
 
+_FEW_EPOCHS = 8  # so many fit beside each other, which reads better than forty columns
 _SPARK_TABLE = {
     "totalShuffleReadBytes": "shuffle read, bytes",
     "totalShuffleWriteBytes": "shuffle written, bytes",
@@ -176,7 +177,8 @@ def _epoch_table(epochs: list[EpochRecord] | Missing) -> Table | Missing:
     if isinstance(epochs, Missing):
         return epochs
     columns = [name for name in EpochRecord.model_fields if _has(epochs, name)]
-    return Table([columns, *([_cell(epoch, name) for name in columns] for epoch in epochs)])
+    by_epoch = [columns, *([_cell(epoch, name) for name in columns] for epoch in epochs)]
+    return Table(by_epoch if len(epochs) > _FEW_EPOCHS else list(zip(*by_epoch, strict=True)))
 
 
 def _statistics(facts: RunFacts) -> Table | Missing:

@@ -6,6 +6,7 @@ overlap, so they show how many worked at once.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from sparklm.report.facts import Missing, RunFacts
 from sparklm.training.history import TaskRecord
 
 MOST_BARS = 3000
+_HOVER_WIDTH, _MOST_ERROR_LINES = 48, 5
 _WORKED = {"training": BLUE, "evaluation": GREEN, "other": SERIES[2]}
 _LOST = {"FAILED": ("failed", RED, "/", "x"), "KILLED": ("killed", ORANGE, "x", "diamond")}
 _UNITS = ((180.0, 1.0, "seconds"), (3 * 3600.0, 60.0, "minutes"), (float("inf"), 3600.0, "hours"))
@@ -83,7 +85,7 @@ def timeline(facts: RunFacts) -> Plot | Missing:
         name="timeline",
         label=f"When each of {len(shown)} attempts at Spark tasks ran, by executor and slot",
         figure=figure,
-        height=min(900, 150 + 34 * len(rows)),
+        height=150 + (34 if len(rows) <= 12 else 20) * len(rows),
     )
 
 
@@ -128,5 +130,6 @@ def _hover(bar: Bar) -> str:
         f"executor {chart_text(task.executor)} on {chart_text(task.host)}",
     ]
     if task.error:
-        lines.append(chart_text(task.error if len(task.error) <= 160 else f"{task.error[:160]} …"))
+        told = textwrap.wrap(task.error, _HOVER_WIDTH, max_lines=_MOST_ERROR_LINES, placeholder=" …")
+        lines += [chart_text(line) for line in told]
     return "<br>".join(lines)
