@@ -180,9 +180,9 @@ def test_a_phone_shows_it_without_scrolling_sideways(browser: webdriver.Chrome, 
 def test_the_settings_can_be_searched(browser: webdriver.Chrome, page: str) -> None:
     emulate(browser)
     open_page(browser, page)
-    browser.find_element("css selector", ".search").send_keys("data.window_size")
+    browser.find_element("css selector", ".search").send_keys("Early_Stopping_Patience")
     rows = browser.find_elements("css selector", ".settings tbody tr")
-    assert [row.text.split()[0] for row in rows if row.is_displayed()] == ["data.window_size"]
+    assert [row.text.split()[0] for row in rows if row.is_displayed()] == ["training.early_stopping_patience"]
 
 
 def test_several_runs_are_one_page(browser: webdriver.Chrome, reported_run: Folder, tmp_path: Path) -> None:
