@@ -17,12 +17,14 @@ from sparklm.job import MODEL, STATS_JSON
 from sparklm.models import count_parameters
 from sparklm.storage import Folder
 from sparklm.text.shards import Dataset
+from sparklm.text.windows import WindowPlan
 from sparklm.training.history import SAMPLES, STEPS, TASKS, EpochSample, StepRecord, TaskRecord, read_lines
 from sparklm.training.metrics import METRICS, EpochRecord, read_metrics
 from sparklm.training.run import RunRecord, latest_step, make_plan, read_run
 
 NO_SPARK = "this run used no Spark: it was trained in one process"
 _NO_EPOCH = "no epoch is done yet"
+_LONG_TEXT = 100_000_000  # tokens
 _SPARK_COLUMNS = ("UsedMemoryMB", "totalShuffleReadBytes", "avgTaskDuration", "failedTaskCount")
 Value = TypeVar("Value")
 Line = TypeVar("Line", bound=BaseModel)
@@ -43,7 +45,7 @@ class RunFacts:
     run: Folder
     record: RunRecord
     step: int  # of the newest checkpoint
-    total_steps: int | None  # None = the dataset is not there to say
+    total_steps: int | None  # None = the dataset is not there to say, or too long to ask
     epoch_steps: list[int] | None  # at which step each recorded epoch ended
     num_parameters: int | None
     is_finished: bool
@@ -75,15 +77,13 @@ def gather_facts(run: Folder) -> RunFacts:
         tasks = Missing(NO_SPARK)
     statistics = _statistics(run)
     dataset = _attempt("the dataset", lambda: record.open_dataset(run))
-    plan = Missing("") if isinstance(dataset, Missing) else _attempt("", lambda: make_plan(record.config, dataset))
+    plan = _plan(record, dataset)
     return RunFacts(
         run=run,
         record=record,
         step=latest_step(run),
-        total_steps=None if isinstance(plan, Missing) else plan.total_steps,
-        epoch_steps=_steps_of_epochs(epochs, steps)
-        if isinstance(plan, Missing)
-        else [plan.epoch_end(epoch.Epoch - 1) for epoch in ([] if isinstance(epochs, Missing) else epochs)],
+        total_steps=None if plan is None else plan.total_steps,
+        epoch_steps=_steps_of_epochs(epochs, steps, plan),
         num_parameters=_num_parameters(record, dataset, statistics),
         is_finished=run.exists(MODEL) and run.exists(STATS_JSON),
         used_spark=used_spark,
@@ -138,9 +138,25 @@ def _has_spark_figures(epochs: list[EpochRecord] | Missing) -> bool:
     return any(getattr(epoch, column) is not None for epoch in known for column in _SPARK_COLUMNS)
 
 
-def _steps_of_epochs(epochs: list[EpochRecord] | Missing, steps: list[StepRecord] | Missing) -> list[int] | None:
-    """Take the ends of epochs from the steps that were logged, where there is no plan to tell them."""
-    if isinstance(epochs, Missing) or isinstance(steps, Missing):
+def _plan(record: RunRecord, dataset: Dataset | Missing) -> WindowPlan | None:
+    """Lay out the run's training again, unless there is no text for it, or all of a long one would have to be read."""
+    if isinstance(dataset, Missing):
+        return None
+    if dataset.has_document_windows(record.config.data) and len(dataset.train) > _LONG_TEXT:
+        return None
+    plan = _attempt("the dataset", lambda: make_plan(record.config, dataset))
+    return None if isinstance(plan, Missing) else plan
+
+
+def _steps_of_epochs(
+    epochs: list[EpochRecord] | Missing, steps: list[StepRecord] | Missing, plan: WindowPlan | None
+) -> list[int] | None:
+    """Say at which steps epochs ended: by the plan, or else by the steps that were logged."""
+    if isinstance(epochs, Missing):
+        return None
+    if plan is not None:
+        return [plan.epoch_end(epoch.Epoch - 1) for epoch in epochs]
+    if isinstance(steps, Missing):
         return None
     ends = {step.epoch: step.step for step in steps}
     return [ends[epoch.Epoch] for epoch in epochs] if all(epoch.Epoch in ends for epoch in epochs) else None
