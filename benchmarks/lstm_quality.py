@@ -35,6 +35,7 @@ from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset, TokenStream
 from sparklm.text.windows import Int64Array
 from sparklm.training.placement import InProcess
+from sparklm.training.run import MODEL
 
 ORDER = 5
 CONTEXT = 1024  # words read in one go when measuring; training windows are shorter
@@ -162,7 +163,7 @@ def train_lstm(given: argparse.Namespace, dataset: Dataset, run: Folder) -> tupl
     with Tracker(console_view(Console())) as watcher:
         result = job.train(resolve(flags=settings).config, run, InProcess(), watcher)
     seconds = sum(record.Tokens / record.TokensPerSecond for record in result.records)
-    return evaluate_corpus(load_model(run.address(job.MODEL)), dataset.folder.url), seconds
+    return evaluate_corpus(load_model(run.address(MODEL)), dataset.folder.url), seconds
 
 
 def read_all(stream: TokenStream) -> Int64Array:

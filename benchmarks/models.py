@@ -45,6 +45,7 @@ from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset
 from sparklm.training.placement import InProcess
+from sparklm.training.run import MODEL
 
 RATES = {"adamw": (1e-3, 3e-3, 1e-2), "muon": (5e-3, 1.5e-2, 4e-2)}
 TOKENS_PER_STEP = 512
@@ -159,7 +160,7 @@ def train(trial: Trial, with_evaluation: bool) -> Outcome | None:
             result = job.train(config, run, InProcess(), Tracker())
         except TrainingDivergedError:
             return None
-        trained = load_model(run.address(job.MODEL))
+        trained = load_model(run.address(MODEL))
         evaluation = evaluate_corpus(trained, trial.dataset) if with_evaluation else None
     seconds = sum(record.Tokens / record.TokensPerSecond for record in result.records)
     rate, loss = trial.steps * TOKENS_PER_STEP / seconds, result.model_record.ValidationLoss

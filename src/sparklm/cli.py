@@ -393,12 +393,35 @@ def evaluate(
 
 
 @app.command()
-def report(run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder.")]) -> None:
-    """Show a run: its epochs, its statistics, its sample."""
-    from sparklm.report.text import report_text
-    from sparklm.storage import Folder
+def report(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="A run folder; several are compared.")],
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out", metavar="FILE", help="Where the page goes; default report.html in the run, or, of several, here."
+        ),
+    ] = None,
+) -> None:
+    """Show a run, finished or not, as text and as a page with charts; or compare several.
 
-    print(report_text(Folder(run)))
+    The page is one HTML file that needs no network.
+    """
+    from sparklm.report.comparison import comparison_text
+    from sparklm.report.facts import gather_facts
+    from sparklm.report.page import REPORT, report_page
+    from sparklm.report.text import report_text
+    from sparklm.storage import Folder, split_address
+
+    folders = [Folder(run) for run in runs]
+    if len(folders) == 1:
+        print(report_text(folders[0]))
+        address = out or folders[0].address(REPORT)
+    else:
+        print(comparison_text([gather_facts(folder) for folder in folders]))
+        address = out or REPORT
+    place, name = split_address(address)
+    place.write_text(name, report_page(folders))
+    print(f"\n  {address}")
 
 
 @app.command()

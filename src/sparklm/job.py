@@ -35,6 +35,9 @@ from sparklm.training.placement import Placement
 from sparklm.training.replicas import replica_at
 from sparklm.training.run import (
     CONFIG,
+    MODEL,
+    REPORT,
+    SAMPLE_TEXT,
     RunRecord,
     check_same_run,
     create_run,
@@ -43,7 +46,6 @@ from sparklm.training.run import (
 )
 
 _OWN_DATASET = "dataset"  # in the run folder, where the run made it itself
-MODEL, SAMPLE_TEXT = "model.zip", "sample.txt"
 
 
 class JobWatcher(Watcher, Protocol):
@@ -115,6 +117,7 @@ def _train(
     seconds = {"prepare": seconds_before, "train": trained_at - began, "finish": time.monotonic() - trained_at}
     if result.did_steps or not run.exists(STATS_JSON):
         write_statistics(run, record, dataset.manifest, result, placement, seconds)
+        _write_report(run, watcher)
     return JobResult(
         records=result.records,
         model_record=result.model_record,
@@ -270,6 +273,15 @@ def replica_threads(config: Config, placement: Placement) -> int:
     )
 
 
+def _write_report(run: Folder, watcher: JobWatcher) -> None:
+    try:
+        from sparklm.report.page import write_report  # with a library of charts, which machines that train may lack
+
+        write_report(run)
+    except Exception as error:  # noqa: BLE001 (no report is worth a run)
+        watcher.note(f"the report could not be written: {type(error).__name__}: {error}")
+
+
 class ModelOrder(BaseModel):
     """What the task that writes the model is told."""
 
@@ -320,7 +332,8 @@ def _output_targets(config: Config) -> list[tuple[str, Folder, str]]:
 
 def _copy_outputs(run: Folder, config: Config) -> list[str]:
     """Copy results to the places that the config names; list every file that is worth looking at."""
-    files = [run.address(name) for name in (MODEL, METRICS, STATS_TEXT, SAMPLE_TEXT, CONFIG)]
+    names = (MODEL, REPORT, METRICS, STATS_TEXT, SAMPLE_TEXT, CONFIG)
+    files = [run.address(name) for name in names if run.exists(name)]
     for name, folder, target in _output_targets(config):
         folder.write_bytes(target, run.read_bytes(name))
         files.append(folder.address(target))

@@ -63,7 +63,7 @@ def test_help_names_every_command_and_answers_without_heavy_imports(tmp_path: Pa
         ("generate", ["MODEL", "[PROMPT]", "--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed"]),
         ("predict", ["MODEL", "CONTEXT", "--top", "--json"]),
         ("evaluate", ["MODEL", "[CORPUS]", "--json"]),
-        ("report", ["RUN"]),
+        ("report", ["RUN...", "--out"]),
         ("config", ["--set", "--preset", "--json"]),
         ("doctor", ["--config", "--set", "--preset", "--master", "--run", "--json"]),
     ],
@@ -103,7 +103,14 @@ def test_the_whole_journey_without_java(place: Path) -> None:
     figures = json.loads(ok("evaluate", "run", "corpus.txt", "--json", cwd=place))
     assert set(figures) == {"loss", "perplexity", "bits_per_byte", "accuracy", "top1_accuracy", "tokens", "text_bytes"}
     assert "perplexity" in ok("evaluate", "run", "corpus.txt", cwd=place)
-    assert "2 of 2 epochs done" in ok("report", "run", cwd=place)
+    assert "2 of 2 epochs done" in ok("report", "run", "--out", "elsewhere.html", cwd=place)
+    assert not (place / "run" / "report.html").exists()
+    assert ok("report", "run", cwd=place).splitlines()[-1].strip() == "run/report.html"
+    assert (place / "run" / "report.html").read_bytes() == (place / "elsewhere.html").read_bytes()
+    compared = ok("report", "run", "run", cwd=place)
+    assert compared.count("finished") == 2
+    assert "No setting differs." in compared
+    assert "2 runs compared" in (place / "report.html").read_text()
 
 
 def test_prepare_then_train_from_its_dataset(place: Path) -> None:

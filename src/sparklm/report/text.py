@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from sparklm.job import SAMPLE_TEXT
 from sparklm.statistics import STATS_TEXT
 from sparklm.storage import Folder
 from sparklm.training.metrics import EpochRecord, read_metrics
-from sparklm.training.run import latest_step, read_run
+from sparklm.training.run import SAMPLE_TEXT, latest_step, read_run
 
 _COLUMNS = (
     "epoch",

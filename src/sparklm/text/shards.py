@@ -294,10 +294,13 @@ class Dataset:
 
     def windows(self, stream: TokenStream, data: DataConfig, stride: int) -> Windows:
         """Lay windows over a stream of this dataset, as the config asks."""
-        by_document = data.windows == "documents" or (data.windows == "auto" and self.manifest.holds_lines)
-        if not by_document:
+        if not self.has_document_windows(data):
             return StreamWindows(num_tokens=len(stream), window_size=data.window_size, stride=stride)
         return DocumentWindows(ends=self._document_ends(stream), window_size=data.window_size, stride=stride)
+
+    def has_document_windows(self, data: DataConfig) -> bool:
+        """Say whether windows must not cross documents: to lay them then takes a reading of all the text."""
+        return data.windows == "documents" or (data.windows == "auto" and self.manifest.holds_lines)
 
     def text_bytes(self, stream: TokenStream, most_tokens: int | None = None) -> int:
         """Count the bytes of text that the tokens of a stream stand for, or the first of them."""

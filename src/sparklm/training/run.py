@@ -19,7 +19,7 @@ from sparklm.text.windows import WindowPlan
 from sparklm.training.checkpoint import committed_steps
 
 RUN_FORMAT = "sparklm run 1"
-CONFIG = "config.json"
+CONFIG, MODEL, SAMPLE_TEXT, REPORT = "config.json", "model.zip", "sample.txt", "report.html"
 # Where work is placed and where copies go may change from one session of a run to the next; nothing else may.
 _FREE_SECTIONS = ("spark", "output", "generation")
 _FREE_KEYS = {f"distributed.{name}" for name in ("exchange", "timeout_seconds", "max_retries")}

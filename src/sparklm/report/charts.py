@@ -1,0 +1,135 @@
+"""What all charts of a report share: their frame, their colours, and how many points they may have.
+
+Colours are the names of the page's CSS variables (`var(--blue)`); page.js puts the values in, those of the light page
+or those of the dark one, whenever the reader changes from one to the other.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import plotly.graph_objects as go
+
+BLUE, ORANGE, GREEN, PURPLE, RED = (f"var(--{name})" for name in ("blue", "orange", "green", "purple", "red"))
+PALE_BLUE, PALE_PURPLE, FAINT, PAPER = (f"var(--{name})" for name in ("pale-blue", "pale-purple", "faint", "paper"))
+SERIES = tuple(f"var(--series-{number})" for number in range(1, 10))
+MOST_POINTS = 2000
+_SMOOTH_FROM = 100  # with fewer points a line needs no smoothing
+_MOST_EPOCH_LINES = 30
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """A figure, and what it shows in words, for those who cannot see it."""
+
+    name: str  # its id on the page
+    label: str
+    figure: go.Figure
+    height: int = 340
+    kind: str = "plot"
+
+
+def frame(x: str, y: str, **layout: Any) -> go.Figure:
+    """Make an empty figure with titles on its axes."""
+    figure = go.Figure(
+        layout={
+            "template": go.layout.Template(),  # page.js has the templates
+            "margin": {"l": 56, "r": 16, "t": 60, "b": 48},
+            "legend": {"orientation": "h", "x": 0, "y": 1.01, "yanchor": "bottom", "traceorder": "normal"},
+            "showlegend": True,
+            "hovermode": "x unified",
+            "uirevision": "kept",  # a change of colours keeps what the reader has zoomed to
+        }
+    )
+    figure.update_xaxes(title=x, zeroline=False, automargin=True)
+    figure.update_yaxes(title=y, zeroline=False, automargin=True)
+    return figure.update_layout(**layout)
+
+
+def add_line(
+    figure: go.Figure, name: str, x: Sequence[float], y: Sequence[float | None], color: str, **options: Any
+) -> None:
+    """Add a line with a point for every value: for epochs, of which there are few."""
+    line = {"color": color, "width": 2, "dash": options.pop("dash", "solid")}
+    marker = {"color": color, "size": 7, "symbol": options.pop("symbol", "circle")}
+    figure.add_scatter(x=x, y=short(y), name=name, mode="lines+markers", line=line, marker=marker, **options)
+
+
+def add_steps(figure: go.Figure, name: str, x: Sequence[int], y: Sequence[float], color: str, pale: str) -> None:
+    """Add a line of many points; where there are very many, a pale one, and its moving mean over it."""
+    steps, values = np.asarray(x), np.asarray(y, dtype=np.float64)
+    is_long = len(values) > _SMOOTH_FROM
+    kept = thinned(values)
+    figure.add_scatter(
+        x=steps[kept].tolist(),
+        y=short(values[kept].tolist()),
+        name=f"{name}, each logged step" if is_long else name,
+        mode="lines" if len(values) > 1 else "markers",
+        line={"color": pale if is_long else color, "width": 1 if is_long else 2},
+        marker={"color": color},
+        hoverinfo="skip" if is_long else "all",
+    )
+    if is_long:
+        even = np.unique(np.linspace(0, len(values) - 1, min(len(values), MOST_POINTS)).astype(np.int64))
+        figure.add_scatter(
+            x=steps[even].tolist(),
+            y=short(smoothed(values)[even].tolist()),
+            name=f"{name}, moving mean",
+            mode="lines",
+            line={"color": color, "width": 2},
+        )
+
+
+def mark_epochs(figure: go.Figure, ends: Sequence[int] | None) -> None:
+    """Draw a faint line where each epoch ends, unless there are too many."""
+    if ends is not None and len(ends) <= _MOST_EPOCH_LINES:
+        for end in ends[:-1]:
+            figure.add_vline(x=end, line={"color": FAINT, "width": 1, "dash": "dot"})
+
+
+def epoch_axis(figure: go.Figure, num_epochs: int) -> None:
+    """Let an axis of epochs have whole numbers alone."""
+    figure.update_xaxes(title="epoch", tickformat="d", dtick=1 if num_epochs <= 12 else None)
+    if num_epochs == 1:
+        figure.update_xaxes(range=[0.5, 1.5])
+
+
+def thinned(values: FloatArray, most: int = MOST_POINTS) -> npt.NDArray[np.int64]:
+    """Choose which points of a long row to draw: its ends, and of every stretch the least and the greatest.
+
+    So no spike is lost, however many points go.
+
+    >>> thinned(np.array([0.0, 1.0, 0.0, 9.0, 0.0, 1.0, 0.0, 0.0]), most=6).tolist()
+    [0, 3, 4, 5, 7]
+    """
+    if len(values) <= most:
+        return np.arange(len(values))
+    stretches = np.array_split(np.arange(len(values)), max(1, (most - 2) // 2))
+    extremes = [stretch[pick(values[stretch])] for stretch in stretches for pick in (np.argmin, np.argmax)]
+    return np.unique([0, *extremes, len(values) - 1])
+
+
+def smoothed(values: FloatArray) -> FloatArray:
+    """Give the mean of each value and its neighbours, a fiftieth of the row in all; at the ends, of those there are."""
+    half = max(1, len(values) // 100)
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    places = np.arange(len(values))
+    starts, stops = np.maximum(0, places - half), np.minimum(len(values), places + half + 1)
+    means: FloatArray = (sums[stops] - sums[starts]) / (stops - starts)
+    return means
+
+
+def short(values: Sequence[float | None]) -> list[float | None]:
+    """Round to six figures, which is more than a chart shows, and half of what the page would weigh."""
+    return [None if value is None else float(f"{value:.6g}") for value in values]
+
+
+def chart_text(text: str) -> str:
+    """Make a text harmless for Plotly, which understands some HTML."""
+    return html.escape(text, quote=False)

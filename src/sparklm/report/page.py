@@ -1,0 +1,113 @@
+"""report.html: a run, or several beside each other, in one file that needs no network.
+
+The file holds Plotly, the figures as JSON, and the page's own style and script. Its content security policy names the
+two scripts by their hashes and allows no request at all, so nothing that a model wrote can run or call home.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+
+import jinja2
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from sparklm import __version__
+from sparklm.report import comparison
+from sparklm.report.charts import Plot
+from sparklm.report.facts import RunFacts, gather_facts
+from sparklm.report.parts import Section, Table
+from sparklm.report.sections import head_facts, key_figures, run_sections
+from sparklm.report.wording import state
+from sparklm.storage import Folder
+from sparklm.training.run import REPORT
+
+
+def write_report(run: Folder) -> str:
+    """Write a run's report into its folder, and give its address."""
+    run.write_text(REPORT, report_page([run]))
+    return run.address(REPORT)
+
+
+def report_page(runs: Sequence[Folder]) -> str:
+    """Make the page of a run, finished or not; of several, a comparison."""
+    all_facts = [gather_facts(run) for run in runs]
+    return _run_page(all_facts[0]) if len(all_facts) == 1 else _comparison_page(all_facts)
+
+
+def _run_page(facts: RunFacts) -> str:
+    name = comparison.run_names([facts.run])[0]
+    return _render(
+        title=f"Run {name}",
+        state=state(facts),
+        is_finished=facts.is_finished,
+        figures=key_figures(facts),
+        facts=head_facts(facts),
+        sections=run_sections(facts),
+    )
+
+
+def _comparison_page(all_facts: Sequence[RunFacts]) -> str:
+    settings = comparison.differing_settings(all_facts)
+    sections = [
+        Section(
+            "Final figures",
+            "Of the epoch whose weights the model has; of the last one that is done, where a run has no model yet.",
+            [Table(comparison.final_figures(all_facts))],
+        ),
+        Section(
+            "Validation loss",
+            "After each epoch, by the training tokens seen so far: the scale on which runs with other batches compare.",
+            [comparison.validation_curves(all_facts)],
+        ),
+        Section("Training loss", "A moving mean.", [comparison.training_curves(all_facts)]),
+        Section("Throughput", "Training tokens per second, a moving mean.", [comparison.throughput_curves(all_facts)]),
+        Section(
+            "Settings that differ",
+            "All others are the same." if len(settings) > 1 else "None: the runs have the same settings.",
+            [Table(settings, is_text=True)] if len(settings) > 1 else [],
+        ),
+    ]
+    names = comparison.run_names([facts.run for facts in all_facts])
+    return _render(
+        title=f"{len(all_facts)} runs compared",
+        state="",
+        is_finished=False,
+        figures=[],
+        facts=[(name, facts.run.url) for name, facts in zip(names, all_facts, strict=True)],
+        sections=sections,
+    )
+
+
+def _render(*, sections: Sequence[Section], **head: object) -> str:
+    plots = [part for section in sections for part in section.parts if isinstance(part, Plot)]
+    scripts = [get_plotlyjs().replace("\r", "") if plots else "", _resource("page.js")]
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    template = environment.from_string(_resource("page.html"))
+    return template.render(
+        **head,
+        sections=sections,
+        version=__version__,
+        style=Markup(_resource("page.css")),
+        scripts=[Markup(script) for script in scripts],
+        policy=" ".join(f"'sha256-{_digest(script)}'" for script in scripts),
+        plot_data=_inert_json({plot.name: json.loads(plot.figure.to_json()) for plot in plots}),
+    )
+
+
+def _resource(name: str) -> str:
+    return files("sparklm.report").joinpath(name).read_text("utf-8")
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _inert_json(value: object) -> Markup:
+    """Write JSON in which no text can end the element that it stands in, or begin another."""
+    text = json.dumps(value, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))

@@ -1,0 +1,135 @@
+"""Spark's tasks over time: a row for each slot of each executor, a bar for each attempt.
+
+Which slot an attempt had, Spark does not tell. The rows are the fewest that hold an executor's attempts without
+overlap, so they show how many worked at once.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sparklm.report.charts import BLUE, GREEN, ORANGE, PAPER, RED, SERIES, Plot, chart_text, frame
+from sparklm.report.facts import Missing, RunFacts
+from sparklm.training.history import TaskRecord
+
+MOST_BARS = 3000
+_HOVER_WIDTH, _MOST_ERROR_LINES = 48, 5
+_WORKED = {"training": BLUE, "evaluation": GREEN, "other": SERIES[2]}
+_LOST = {"FAILED": ("failed", RED, "/", "x"), "KILLED": ("killed", ORANGE, "x", "diamond")}
+_UNITS = ((180.0, 1.0, "seconds"), (3 * 3600.0, 60.0, "minutes"), (float("inf"), 3600.0, "hours"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """An attempt and its place in the chart."""
+
+    task: TaskRecord
+    row: int
+    seconds: float
+
+
+def timeline(facts: RunFacts) -> Plot | Missing:
+    """Draw when each attempt at a task began, how long it took and how it ended."""
+    if isinstance(facts.tasks, Missing):
+        return facts.tasks
+    bars, rows = place_in_rows(facts.tasks)
+    began = min(task.launched for task in facts.tasks)
+    span = max(bar.task.launched + bar.seconds for bar in bars) - began
+    scale, unit = next((scale, unit) for limit, scale, unit in _UNITS if span < limit)
+    figure = frame(f"{unit} since the first task", "", barmode="overlay", hovermode="closest", bargap=0.2)
+    shown = most_telling(bars)
+    groups: dict[str, tuple[str, str, str | None]] = {kind: (color, "", None) for kind, color in _WORKED.items()}
+    groups |= {kind: (color, pattern, symbol) for kind, color, pattern, symbol in _LOST.values()}
+    for kind, (color, pattern, symbol) in groups.items():
+        group = [bar for bar in shown if kind_of(bar.task) == kind]
+        if not group:
+            continue
+        starts = [(bar.task.launched - began) / scale for bar in group]
+        lengths = [bar.seconds / scale for bar in group]
+        places, hover = [bar.row for bar in group], [_hover(bar) for bar in group]
+        figure.add_bar(
+            orientation="h",
+            base=starts,
+            x=lengths,
+            y=places,
+            name=kind,
+            legendgroup=kind,
+            showlegend=symbol is None,
+            text=hover,
+            textposition="none",
+            hovertemplate="%{text}<extra></extra>",
+            marker={
+                "color": color,
+                "line": {"color": color, "width": 0.5},
+                "pattern": {"shape": pattern, "fillmode": "overlay", "fgcolor": PAPER, "size": 5, "solidity": 0.25},
+            },
+        )
+        if symbol is not None:
+            figure.add_scatter(
+                x=[start + length for start, length in zip(starts, lengths, strict=True)],
+                y=places,
+                name=kind,
+                legendgroup=kind,
+                mode="markers",
+                text=hover,
+                hovertemplate="%{text}<extra></extra>",
+                marker={"color": color, "symbol": symbol, "size": 11, "line": {"color": PAPER, "width": 1}},
+            )
+    figure.update_yaxes(
+        tickvals=list(range(len(rows))), ticktext=[chart_text(row) for row in rows], range=[len(rows) - 0.4, -0.6]
+    )
+    return Plot(
+        name="timeline",
+        label=f"When each of {len(shown)} attempts at Spark tasks ran, by executor and slot",
+        figure=figure,
+        height=150 + (34 if len(rows) <= 12 else 20) * len(rows),
+    )
+
+
+def kind_of(task: TaskRecord) -> str:
+    """Say how an attempt was lost, or else what it was for, by the title of its job."""
+    if task.status in _LOST:
+        return _LOST[task.status][0]
+    return "evaluation" if "evaluation" in task.title else "training" if ", steps " in task.title else "other"
+
+
+def place_in_rows(tasks: Sequence[TaskRecord]) -> tuple[list[Bar], list[str]]:
+    """Give each attempt a row of its executor in which nothing else runs meanwhile, and the names of the rows."""
+    last = max(task.launched + (task.seconds or 0.0) for task in tasks)
+    bars: list[Bar] = []
+    names: list[str] = []
+    for executor in sorted({task.executor for task in tasks}, key=lambda name: (len(name), name)):
+        free_from: list[float] = []
+        for task in sorted((task for task in tasks if task.executor == executor), key=lambda task: task.launched):
+            seconds = last - task.launched if task.seconds is None else task.seconds
+            slot = next((slot for slot, time in enumerate(free_from) if time <= task.launched), len(free_from))
+            free_from[slot : slot + 1] = [task.launched + seconds]
+            bars.append(Bar(task=task, row=len(names) + slot, seconds=seconds))
+        name = f"executor {executor}" if executor.isdecimal() else executor
+        names += [f"{name}, slot {slot + 1}" if len(free_from) > 1 else name for slot in range(len(free_from))]
+    return bars, names
+
+
+def most_telling(bars: Sequence[Bar]) -> list[Bar]:
+    """Keep what was lost and the longest of the rest, when there are more attempts than a page can draw."""
+    ranked = sorted(bars, key=lambda bar: (bar.task.status == "SUCCESS", -bar.seconds))
+    return sorted(ranked[:MOST_BARS], key=lambda bar: bar.task.launched)
+
+
+def _hover(bar: Bar) -> str:
+    task = bar.task
+    length = "no end was seen" if task.seconds is None else f"{task.seconds:.3f} s"
+    clock = datetime.fromtimestamp(task.launched, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    lines = [
+        f"<b>{chart_text(task.title)}</b>",
+        f"task {task.task}, attempt {task.attempt}, stage {task.stage}: {chart_text(task.status)}",
+        f"{clock}, {length}",
+        f"executor {chart_text(task.executor)} on {chart_text(task.host)}",
+    ]
+    if task.error:
+        told = textwrap.wrap(task.error, _HOVER_WIDTH, max_lines=_MOST_ERROR_LINES, placeholder=" …")
+        lines += [chart_text(line) for line in told]
+    return "<br>".join(lines)

@@ -1,0 +1,204 @@
+"""The tokens of a run: how often each occurs in its text, and which the model holds to be alike.
+
+Cost: at most 10 million tokens are read, a million at a time, and model.zip is loaded once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparklm.errors import UserError
+from sparklm.inference.model_zip import load_model
+from sparklm.report.charts import BLUE, PURPLE, Plot, chart_text, frame, short
+from sparklm.report.facts import Missing, RunFacts
+from sparklm.text.shards import Dataset
+from sparklm.text.tokenizer import Tokenizer
+from sparklm.training.run import MODEL
+
+MOST_TOKENS = 10_000_000
+_AT_ONCE = 1_000_000
+_MOST_BARS, _MOST_RANKS, _MOST_WORDS = 30, 400, 200
+_FEW_WORDS = 20  # fewer make no neighbourhood
+_NUM_NEIGHBOURS = 5
+Counts = npt.NDArray[np.int64]
+Vectors = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenCounts:
+    """How often each token occurs in the first tokens of the training text."""
+
+    tokenizer: Tokenizer
+    counts: Counts
+    num_counted: int
+    num_tokens: int
+
+    @property
+    def ranked(self) -> list[int]:
+        """The tokens that occur, the most frequent first."""
+        order = np.argsort(-self.counts, kind="stable")
+        ids: list[int] = order[: int((self.counts > 0).sum())].tolist()
+        return ids
+
+
+def count_tokens(facts: RunFacts) -> TokenCounts | Missing:
+    """Count the tokens of the run's training text."""
+    if isinstance(facts.dataset, Missing):
+        return facts.dataset
+    try:
+        return _count(facts.dataset)
+    except UserError as error:
+        return Missing(str(error))
+
+
+def _count(dataset: Dataset) -> TokenCounts:
+    stream, size = dataset.train, dataset.manifest.vocab_size
+    num_counted = min(len(stream), MOST_TOKENS)
+    counts = np.zeros(size, dtype=np.int64)
+    for start in range(0, num_counted, _AT_ONCE):
+        counts += np.bincount(stream.read(start, min(_AT_ONCE, num_counted - start)), minlength=size)
+    return TokenCounts(
+        tokenizer=dataset.tokenizer, counts=counts, num_counted=num_counted, num_tokens=len(dataset.train)
+    )
+
+
+def frequent_tokens(counted: TokenCounts) -> Plot:
+    """Draw the most frequent tokens as bars."""
+    top = counted.ranked[:_MOST_BARS]
+    shares = [100.0 * int(counted.counts[token]) / counted.num_counted for token in top]
+    names = [chart_text(visible(counted.tokenizer.token_text(token))) for token in top]
+    figure = frame("percent of the training tokens", "", hovermode="closest", showlegend=False, bargap=0.25)
+    figure.add_bar(
+        orientation="h",
+        x=short(shares),
+        y=list(range(len(top))),
+        marker={"color": BLUE},
+        customdata=[[name, int(counted.counts[token])] for name, token in zip(names, top, strict=True)],
+        hovertemplate="%{customdata[0]}<br>%{customdata[1]:,} times, %{x:.3~g} %<extra></extra>",
+    )
+    figure.update_yaxes(tickvals=list(range(len(top))), ticktext=names, range=[len(top) - 0.4, -0.6])
+    return Plot(
+        name="frequent-tokens",
+        label=f"The {len(top)} most frequent tokens and their share of the training text",
+        figure=figure,
+        height=max(220, 110 + 18 * len(top)),
+    )
+
+
+def rank_frequency(counted: TokenCounts) -> Plot:
+    """Draw frequency against rank, both on logarithmic scales; natural text comes near a straight line."""
+    ranked = counted.ranked
+    ranks = np.unique(np.geomspace(1, max(1, len(ranked)), _MOST_RANKS).astype(np.int64)).tolist()
+    figure = frame("rank", "times", hovermode="closest", showlegend=False)
+    figure.add_scatter(
+        x=ranks,
+        y=[int(counted.counts[ranked[rank - 1]]) for rank in ranks],
+        mode="lines+markers",
+        line={"color": PURPLE, "width": 1.5},
+        marker={"color": PURPLE, "size": 4},
+        customdata=[chart_text(visible(counted.tokenizer.token_text(ranked[rank - 1]))) for rank in ranks],
+        hovertemplate="%{customdata}<br>rank %{x:,}: %{y:,} times<extra></extra>",
+    )
+    figure.update_xaxes(type="log", dtick=1, tickformat=",d")
+    figure.update_yaxes(type="log", dtick=1, tickformat=",d")
+    return Plot(name="rank-frequency", label="Frequency of tokens by rank, on logarithmic scales", figure=figure)
+
+
+def neighbourhood(facts: RunFacts, counted: TokenCounts | Missing) -> Plot | Missing:
+    """Draw the embeddings of frequent words in the plane of their two main directions."""
+    if isinstance(counted, Missing):
+        return counted
+    if not facts.run.exists(MODEL):
+        return Missing(f"{MODEL} is not there: it is written when training ends")
+    try:
+        trained = load_model(facts.run.address(MODEL))
+    except UserError as error:
+        return Missing(str(error))
+    vectors = unit_rows(trained.model.token_embeddings.detach().numpy())
+    words = readable_tokens(counted)
+    if len(words) < 3:
+        return Missing(f"the text has only {len(words)} tokens that are readable words")
+    places = in_plane(vectors[words])
+    names = [visible(counted.tokenizer.token_text(word)) for word in words]
+    figure = frame("first main direction", "second main direction", hovermode="closest", showlegend=False)
+    figure.add_scatter(
+        x=short(places[:, 0].tolist()),
+        y=short(places[:, 1].tolist()),
+        mode="markers+text",
+        text=[chart_text(counted.tokenizer.token_text(word).strip()) for word in words],
+        textposition="top center",
+        textfont={"size": 11},
+        cliponaxis=False,
+        marker={"color": BLUE, "size": 5, "opacity": 0.75},
+        customdata=[
+            [chart_text(name), int(counted.counts[word]), near]
+            for name, word, near in zip(names, words, _neighbours(vectors, words, counted), strict=True)
+        ],
+        hovertemplate="<b>%{customdata[0]}</b>, %{customdata[1]:,} times<br>%{customdata[2]}<extra></extra>",
+    )
+    figure.update_layout(meta={"labels": "sparse"})  # page.js hides labels that would lie on others
+    return Plot(
+        name="neighbourhood",
+        label=f"Embeddings of the {len(words)} most frequent words in two dimensions",
+        figure=figure,
+        height=620,
+    )
+
+
+def readable_tokens(counted: TokenCounts) -> list[int]:
+    """Choose the most frequent tokens that are words.
+
+    A word has a space before it, where tokens have that at all; else it has two letters; and where there are hardly any
+    of those either, single letters must do.
+    """
+    texts = {token: counted.tokenizer.token_text(token) for token in counted.ranked[: 20 * _MOST_WORDS]}
+    letters = [token for token, text in texts.items() if text.strip().isalpha()]
+    long = [token for token in letters if len(texts[token].strip()) > 1]
+    spaced = [token for token in long if texts[token].startswith(" ")]
+    chosen = next((tokens for tokens in (spaced, long) if len(tokens) >= _FEW_WORDS), letters)
+    return chosen[:_MOST_WORDS]
+
+
+def unit_rows(vectors: Vectors) -> Vectors:
+    """Scale every vector to length one, so that products are cosines."""
+    scaled: Vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return scaled
+
+
+def in_plane(vectors: Vectors) -> Vectors:
+    """Project onto the two directions in which the vectors differ most (PCA), each turned so that its sign is fixed."""
+    centred = vectors - vectors.mean(axis=0)
+    _, _, directions = np.linalg.svd(centred, full_matrices=False)
+    plane = np.zeros((2, vectors.shape[1]), dtype=np.float32)
+    plane[: len(directions[:2])] = directions[:2]
+    plane *= np.where(plane.sum(axis=1, keepdims=True) < 0, -1.0, 1.0).astype(np.float32)
+    projected: Vectors = centred @ plane.T
+    return projected
+
+
+def visible(text: str) -> str:
+    """Show the spaces and line ends of a token, which would else not be seen.
+
+    >>> visible(" the"), visible(chr(10))
+    ('␣the', '⏎')
+    """
+    shown = text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥").replace("\r", "␍")
+    return "".join(letter if letter.isprintable() else f"U+{ord(letter):04X}" for letter in shown)
+
+
+def _neighbours(vectors: Vectors, words: list[int], counted: TokenCounts) -> list[str]:
+    """List, for each word, the tokens of the text whose vectors point most in its direction, with the cosines."""
+    seen = np.asarray(counted.ranked)
+    cosines = vectors[words] @ vectors[seen].T
+    cosines[seen[None, :] == np.asarray(words)[:, None]] = -np.inf
+    nearest = np.argsort(-cosines, axis=1, kind="stable")[:, : min(_NUM_NEIGHBOURS, len(seen) - 1)]
+    return [
+        "<br>".join(
+            f"{row[place]:.3f}  {chart_text(visible(counted.tokenizer.token_text(int(seen[place]))))}"
+            for place in places
+        )
+        for row, places in zip(cosines, nearest, strict=True)
+    ]

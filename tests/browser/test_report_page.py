@@ -1,0 +1,196 @@
+"""The report in a real browser: every chart drawn, nothing asked of any host, light and dark, wide and narrow."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparklm.report.page import report_page, write_report
+from sparklm.storage import Folder
+from tests.conftest import SENTENCES, run_job, tiny_config
+from tests.run_history import HOSTILE, add_history
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+CHARTS = {
+    "loss",
+    "learning-rate",
+    "step-gradients",
+    "epoch-gradients",
+    "throughput",
+    "phases",
+    "timeline",
+    "memory",
+    "cpu",
+    "frequent-tokens",
+    "rank-frequency",
+    "neighbourhood",
+}
+
+
+@pytest.fixture(scope="module")
+def reported_run(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    """A run with everything that a report can show: words, Spark's tasks, one that failed and one that was killed."""
+    place = tmp_path_factory.mktemp("reported")
+    (place / "corpus.txt").write_text(f"{SENTENCES}{HOSTILE}\n" * 30)
+    run_job(tiny_config(place / "corpus.txt", "data.tokenizer=bpe", "data.vocab_size=400"), place / "run")
+    run = Folder(str(place / "run"))
+    add_history(run, on_spark=True)
+    return run
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[webdriver.Chrome]:
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("no Chromium with chromedriver on this machine (Debian: apt-get install chromium chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for argument in ("--headless=new", "--disable-dev-shm-usage", "--window-size=1200,900"):
+        options.add_argument(argument)
+    if os.geteuid() == 0:
+        options.add_argument("--no-sandbox")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=driver))
+    yield chrome
+    chrome.quit()
+
+
+def emulate(browser: webdriver.Chrome, scheme: str = "light", width: int = 1200) -> None:
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def open_page(browser: webdriver.Chrome, page: str | Path) -> None:
+    for kind in ("browser", "performance"):
+        browser.get_log(kind)
+    browser.get(f"file://{page}")
+
+
+@pytest.fixture(scope="module")
+def page(reported_run: Folder) -> str:
+    return write_report(reported_run)
+
+
+def drawn(browser: webdriver.Chrome) -> dict[str, dict[str, int]]:
+    """For every chart: how many traces, points and visible marks it has."""
+    return browser.execute_script("""
+        return Object.fromEntries([...document.querySelectorAll(".js-plotly-plot")].map((gd) => [gd.dataset.plot, {
+            traces: gd.data.length,
+            points: Math.min(...gd.data.map((trace) => Math.max(trace.x?.length ?? 0, trace.y?.length ?? 0))),
+            marks: [...gd.querySelectorAll("svg .trace path, svg .trace text")]
+                .map((mark) => mark.getBoundingClientRect()).filter((box) => box.width + box.height > 0).length,
+        }]));
+    """)
+
+
+def messages(browser: webdriver.Chrome) -> list[str]:
+    return [entry["message"] for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+
+
+def requested(browser: webdriver.Chrome) -> list[str]:
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+
+
+def luminance(color: str) -> float:
+    red, green, blue = (int(part) / 255 for part in color.partition("(")[2].rstrip(")").split(",")[:3])
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in (red, green, blue)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(first: str, second: str) -> float:
+    lighter, darker = sorted((luminance(first), luminance(second)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def colours(browser: webdriver.Chrome) -> dict[str, str]:
+    """The colours of the page, of quiet text on it, and of the text in charts."""
+    return browser.execute_script("""
+        const style = (selector) => getComputedStyle(document.querySelector(selector));
+        return {paper: style("body").backgroundColor, ink: style("body").color, quiet: style(".intro").color,
+                chart: style("#plot-loss .xtick text").fill, line: style("#plot-loss .scatterlayer path").stroke};
+    """)
+
+
+def test_every_chart_is_drawn_without_a_word_in_the_console(browser: webdriver.Chrome, page: str) -> None:
+    emulate(browser)
+    open_page(browser, page)
+    charts = drawn(browser)
+    assert set(charts) == CHARTS
+    for name, counts in charts.items():
+        assert counts["traces"] > 0, name
+        assert counts["points"] > 0, name
+        assert counts["marks"] > 0, name
+    assert messages(browser) == []
+
+
+def test_nothing_is_asked_of_any_host(browser: webdriver.Chrome, page: str) -> None:
+    emulate(browser)
+    open_page(browser, page)
+    urls = requested(browser)
+    assert any(url.startswith("file:") for url in urls)
+    assert [url for url in urls if not url.startswith(("file:", "data:", "blob:"))] == []
+    offers = (
+        "return [...document.querySelectorAll('.js-plotly-plot')].filter((gd) => gd._context.showSendToCloud).length"
+    )
+    assert browser.execute_script(offers) == 0
+
+
+def test_what_models_and_tasks_say_is_text_and_nothing_else(browser: webdriver.Chrome, page: str) -> None:
+    emulate(browser)
+    open_page(browser, page)
+    assert browser.title == "Run run – sparklm"
+    assert HOSTILE in browser.execute_script("return document.querySelector('#samples details[open]').textContent")
+    assert browser.execute_script("return document.querySelectorAll('img, #samples script').length") == 0
+    assert browser.execute_script("return document.scripts.length") == 3
+
+
+def test_the_page_follows_a_change_from_light_to_dark(browser: webdriver.Chrome, page: str) -> None:
+    emulate(browser, "light")
+    open_page(browser, page)
+    light = colours(browser)
+    emulate(browser, "dark")
+    dark = colours(browser)
+    for found in (light, dark):
+        assert contrast(found["ink"], found["paper"]) > 7
+        assert contrast(found["quiet"], found["paper"]) > 4.5
+        assert contrast(found["chart"], found["paper"]) > 7
+    assert luminance(light["paper"]) > 0.8
+    assert luminance(dark["paper"]) < 0.05
+    assert light["line"] != dark["line"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_shows_it_without_scrolling_sideways(browser: webdriver.Chrome, page: str, scheme: str) -> None:
+    emulate(browser, scheme, width=390)
+    open_page(browser, page)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
+    widest = "return Math.max(...[...document.querySelectorAll('.plot svg')].map((svg) => svg.clientWidth))"
+    assert 200 < browser.execute_script(widest) <= 390
+    assert set(drawn(browser)) == CHARTS
+
+
+def test_the_settings_can_be_searched(browser: webdriver.Chrome, page: str) -> None:
+    emulate(browser)
+    open_page(browser, page)
+    browser.find_element("css selector", ".search").send_keys("Early_Stopping_Patience")
+    rows = browser.find_elements("css selector", ".settings tbody tr")
+    assert [row.text.split()[0] for row in rows if row.is_displayed()] == ["training.early_stopping_patience"]
+
+
+def test_several_runs_are_one_page(browser: webdriver.Chrome, reported_run: Folder, tmp_path: Path) -> None:
+    page = tmp_path / "comparison.html"
+    page.write_text(report_page([reported_run, reported_run]))
+    emulate(browser)
+    open_page(browser, page)
+    charts = drawn(browser)
+    assert set(charts) == {"validation", "training", "throughput"}
+    assert all(counts["traces"] == 2 and counts["marks"] > 0 for counts in charts.values())
+    assert messages(browser) == []

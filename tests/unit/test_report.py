@@ -1,0 +1,267 @@
+"""The page of a report, as far as it needs no browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparklm.errors import UserError
+from sparklm.report import wording
+from sparklm.report.charts import MOST_POINTS, smoothed, thinned
+from sparklm.report.comparison import comparison_text, run_names
+from sparklm.report.facts import gather_facts
+from sparklm.report.page import report_page, write_report
+from sparklm.report.settings import HIDDEN, flat_settings
+from sparklm.report.timeline import MOST_BARS, kind_of, most_telling, place_in_rows, timeline
+from sparklm.report.vocabulary import TokenCounts, frequent_tokens, in_plane, readable_tokens
+from sparklm.storage import Folder
+from sparklm.training.history import STEPS, TASKS, write_lines
+from tests.conftest import run_job, tiny_config
+from tests.run_history import HOSTILE, add_history, steps_of, tasks_of
+
+SECTIONS = [
+    "Loss",
+    "Learning rate",
+    "Gradients",
+    "Throughput",
+    "Phases",
+    "Spark tasks",
+    "Memory and CPU",
+    "Samples",
+    "Tokens",
+    "Embedding neighbourhood",
+    "Epochs",
+    "Statistics",
+    "Settings",
+]
+
+
+@pytest.fixture
+def run(finished_run: Path, tmp_path: Path) -> Folder:
+    """A copy of a run without Spark, to add to and take from."""
+    shutil.copytree(finished_run, tmp_path / "run")
+    return Folder(str(tmp_path / "run"))
+
+
+def without_scripts(page: str) -> str:
+    return re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL)
+
+
+def figures(page: str) -> dict[str, dict[str, list[dict[str, object]]]]:
+    found = re.search(r'<script type="application/json" id="plot-data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def reasons(page: str) -> list[str]:
+    return re.findall(r'class="missing">Not shown, because (.*?)\.</p>', page)
+
+
+def test_every_section_is_there_in_order_and_every_chart_has_points(run: Folder) -> None:
+    add_history(run, on_spark=True)
+    page = report_page([run])
+    assert re.findall(r"<h2 .*?>(.*?)</h2>", page) == SECTIONS
+    assert reasons(page) == []
+    drawn = figures(page)
+    assert len(drawn) == 12
+    assert all(trace["x"] and trace["y"] for figure in drawn.values() for trace in figure["data"])
+    assert f">{gather_facts(run).record.run_id}<" in page
+
+
+def test_the_report_lies_in_the_run_and_is_the_same_each_time(run: Folder) -> None:
+    assert write_report(run) == run.address("report.html")
+    first = run.read_bytes("report.html")
+    assert first == report_page([run]).encode()
+
+
+def test_a_run_without_spark_says_so_and_shows_the_rest(run: Folder) -> None:
+    add_history(run, on_spark=False)
+    page = report_page([run])
+    assert re.findall(r"<h2 .*?>(.*?)</h2>", page) == SECTIONS
+    assert len(reasons(page)) == 2
+    assert all("this run used no Spark" in reason for reason in reasons(page))
+    assert "timeline" not in figures(page)
+    assert len(figures(page)) == 11
+
+
+def test_a_run_under_way_says_what_is_not_there_and_why(run: Folder) -> None:
+    for name in ("model.zip", "stats.json", "stats.txt", "sample.txt"):
+        run.remove(name)
+    page = report_page([run])
+    facts = gather_facts(run)
+    assert f'class="state under-way">at step {facts.step} of {facts.total_steps}<' in page
+    assert "model.zip is not there: it is written when training ends" in reasons(page)
+    assert "stats.json is not there: it is written when training ends" in reasons(page)
+    assert "steps.jsonl is not there: it was not kept when this run was trained" in reasons(page)
+    assert {"loss", "throughput", "frequent-tokens"} <= figures(page).keys()
+
+
+def test_a_run_of_which_only_the_settings_are_left_has_a_page(run: Folder) -> None:
+    for name in run.names():
+        if name != "config.json":
+            run.remove(name)
+    page = report_page([run])
+    assert figures(page) == {}
+    assert "metrics.csv is not there: no epoch is done yet" in reasons(page)
+    assert "at step 0 of an unknown number" in page
+    assert "data.window_size" in page
+
+
+def test_damaged_files_are_named_and_spoil_nothing_else(run: Folder) -> None:
+    add_history(run, on_spark=True)
+    run.write_text(STEPS, "not a step\n")
+    run.write_text("stats.json", "{")
+    run.write_bytes("model.zip", b"no zip")
+    page = report_page([run])
+    told = "\n".join(reasons(page))
+    assert "steps.jsonl cannot be read" in told
+    assert "stats.json is not valid JSON" in told
+    assert "model.zip is not a model zip" in told
+    assert {"loss", "timeline", "phases"} <= figures(page).keys()
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not a run"):
+        report_page([Folder(str(tmp_path))])
+
+
+def test_nothing_that_a_model_or_a_task_says_becomes_part_of_the_page(run: Folder) -> None:
+    add_history(run, on_spark=True)
+    page = report_page([run])
+    assert "document.title='owned'" in json.dumps(figures(page))  # the error of a task, as data
+    assert page.count("<script") == 3
+    assert page.count("</script") == 3
+    assert "<img" not in without_scripts(page)
+    assert "&lt;/script&gt;&lt;script&gt;" in without_scripts(page)
+
+
+def test_a_hostile_token_is_only_shown() -> None:
+    class Hostile:
+        def token_text(self, token: int) -> str:
+            return f"{HOSTILE}{token}"
+
+    counted = TokenCounts(tokenizer=Hostile(), counts=np.array([1, 2]), num_counted=3, num_tokens=3)  # type: ignore[arg-type]
+    assert "<" not in "".join(frequent_tokens(counted).figure.layout.yaxis.ticktext)
+
+
+def test_the_policy_allows_the_two_scripts_and_no_request(run: Folder) -> None:
+    page = report_page([run])
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert policy is not None
+    text = policy[1].replace("&#39;", "'")
+    assert text.startswith("default-src 'none'; script-src 'sha256-")
+    assert text.count("sha256-") == 2
+    assert "unsafe-eval" not in text
+    assert not re.search(r'(src|href)="(?!#)', without_scripts(page))
+
+
+def test_secrets_of_spark_are_not_handed_on() -> None:
+    config = tiny_config(None, "spark.properties.spark.hadoop.fs.s3a.secret.key=hush", "spark.properties.spark.cores=2")
+    values = flat_settings(config)
+    assert "hush" not in json.dumps(values)
+    assert HIDDEN in values.values()
+    assert values["data.tokenizer"] == "byte"
+
+
+def test_runs_are_compared_by_their_figures_and_by_the_settings_that_differ(
+    run: Folder, corpus_file: Path, tmp_path: Path
+) -> None:
+    run_job(tiny_config(corpus_file, "training.epochs=1"), tmp_path / "short")
+    runs = [run, Folder(str(tmp_path / "short"))]
+    text = comparison_text([gather_facts(one) for one in runs])
+    assert re.search(r"^run +finished .*^short +finished ", text, re.MULTILINE | re.DOTALL)
+    assert re.search(r"^training\.epochs +2 +1$", text, re.MULTILINE)
+    assert "data.tokenizer" not in text
+    page = report_page(runs)
+    assert {len(figure["data"]) for figure in figures(page).values()} == {2}
+    assert figures(page).keys() == {"validation", "training", "throughput"}
+    assert '<th scope="row">training.epochs</th><td>2</td><td>1</td>' in page
+
+
+def test_runs_of_the_same_name_are_told_apart() -> None:
+    assert run_names([Folder("a/one"), Folder("a/two/")]) == ["one", "two"]
+    assert run_names([Folder("a/run"), Folder("b/run")]) == ["a/run", "b/run"]
+
+
+def test_a_long_row_of_points_is_thinned_without_losing_its_spikes() -> None:
+    values = np.sin(np.arange(100_000) / 500)
+    values[61_803] = 9.0
+    kept = thinned(values)
+    assert len(kept) <= MOST_POINTS
+    assert {0, 61_803, 99_999} <= set(kept.tolist())
+
+
+def test_a_long_run_makes_a_page_of_bounded_size(run: Folder) -> None:
+    add_history(run, on_spark=True, steps_per_epoch=20_000)
+    drawn = figures(report_page([run]))
+    assert max(len(trace["x"]) for name in ("loss", "throughput") for trace in drawn[name]["data"]) <= MOST_POINTS
+
+
+def test_a_moving_mean_keeps_a_straight_line_where_it_is() -> None:
+    line = np.arange(1000, dtype=np.float64)
+    assert np.allclose(smoothed(line)[10:-10], line[10:-10])
+
+
+def test_attempts_that_overlap_are_in_different_rows() -> None:
+    bars, rows = place_in_rows(tasks_of(num_epochs=2))
+    assert rows[0].startswith("executor 0")
+    for row in range(len(rows)):
+        times = sorted((bar.task.launched, bar.task.launched + bar.seconds) for bar in bars if bar.row == row)
+        assert all(end <= start for (_, end), (start, _) in pairwise(times))
+
+
+def test_lost_attempts_are_marked_by_colour_pattern_and_shape(run: Folder) -> None:
+    add_history(run, on_spark=True)
+    plot = timeline(gather_facts(run))
+    traces = {(trace.name, trace.type): trace for trace in plot.figure.data}
+    assert {"training", "evaluation", "other", "failed", "killed"} == {name for name, _ in traces}
+    colors = [traces[name, "bar"].marker.color for name in ("training", "evaluation", "other", "failed", "killed")]
+    assert len(set(colors)) == 5
+    assert traces["failed", "bar"].marker.pattern.shape != traces["killed", "bar"].marker.pattern.shape
+    assert traces["failed", "scatter"].marker.symbol != traces["killed", "scatter"].marker.symbol
+    assert "ExecutorLostFailure" in traces["failed", "scatter"].text[0]
+
+
+def test_of_very_many_attempts_the_lost_and_the_longest_are_drawn() -> None:
+    tasks = tasks_of(num_epochs=300)
+    bars, _ = place_in_rows(tasks)
+    kept = most_telling(bars)
+    assert len(bars) > len(kept) == MOST_BARS
+    assert sum(kind_of(bar.task) in ("failed", "killed") for bar in kept) == 2
+
+
+def test_tasks_without_an_end_reach_to_the_last_moment_that_is_known(run: Folder) -> None:
+    tasks = [task.model_copy(update={"seconds": None}) for task in tasks_of(num_epochs=1)[:1]]
+    write_lines(run, TASKS, [*tasks, *tasks_of(num_epochs=1)[1:2]])
+    bars, _ = place_in_rows(gather_facts(run).tasks)
+    assert bars[0].seconds == pytest.approx(bars[1].task.launched + bars[1].seconds - bars[0].task.launched)
+
+
+def test_words_are_preferred_to_pieces_of_words(run: Folder) -> None:
+    class Words:
+        def token_text(self, token: int) -> str:
+            return f" word{chr(97 + token)}" if token < 25 else f"piece{chr(72 + token)}"
+
+    counted = TokenCounts(tokenizer=Words(), counts=np.ones(50, dtype=np.int64), num_counted=50, num_tokens=50)  # type: ignore[arg-type]
+    assert readable_tokens(counted) == list(range(25))
+
+
+def test_the_plane_keeps_the_two_directions_that_vary_most() -> None:
+    vectors = np.random.default_rng(0).normal(size=(300, 5)).astype(np.float32) * np.array(
+        [1, 30, 1, 10, 1], np.float32
+    )
+    places = in_plane(vectors)
+    assert places.var(axis=0) == pytest.approx(vectors[:, [1, 3]].var(axis=0), rel=0.05)
+
+
+def test_the_time_of_a_run_is_that_of_its_steps(run: Folder) -> None:
+    assert wording.when(gather_facts(run)) == "not recorded"
+    epochs = gather_facts(run).epochs
+    write_lines(run, STEPS, steps_of(epochs, 10))
+    assert wording.when(gather_facts(run)) == "2023-11-14 22:13 to 22:13 UTC"
