@@ -408,9 +408,10 @@ def report(
     """
     from sparklm.report.comparison import comparison_text
     from sparklm.report.facts import gather_facts
-    from sparklm.report.page import REPORT, report_page
+    from sparklm.report.page import report_page
     from sparklm.report.text import report_text
     from sparklm.storage import Folder, split_address
+    from sparklm.training.run import REPORT
 
     folders = [Folder(run) for run in runs]
     if len(folders) == 1:

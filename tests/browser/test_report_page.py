@@ -7,14 +7,21 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from sparklm.report.page import report_page, write_report
 from sparklm.storage import Folder
-from tests.conftest import SENTENCES, run_job, tiny_config
-from tests.run_history import HOSTILE, add_history
+from sparklm.training.history import TASKS, TaskRecord, read_lines
+from tests.conftest import SENTENCES, STRATEGIES, run_job, tiny_config
+from tests.harm import harm, kill
+from tests.run_history import HOSTILE
 
+if TYPE_CHECKING:
+    from sparklm.spark.placement import OnSpark
+
+pytestmark = pytest.mark.spark
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 CHARTS = {
     "loss",
@@ -33,14 +40,25 @@ CHARTS = {
 
 
 @pytest.fixture(scope="module")
-def reported_run(tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    """A run with everything that a report can show: words, Spark's tasks, one that failed and one that was killed."""
+def reported_run(on_spark: OnSpark, tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    """A run on Spark with two replicas, one of which was killed on the way; its prompt means harm."""
     place = tmp_path_factory.mktemp("reported")
     (place / "corpus.txt").write_text(f"{SENTENCES}{HOSTILE}\n" * 30)
-    run_job(tiny_config(place / "corpus.txt", "data.tokenizer=bpe", "data.vocab_size=400"), place / "run")
-    run = Folder(str(place / "run"))
-    add_history(run, on_spark=True)
-    return run
+    settings = (
+        *STRATEGIES["diloco"],
+        "data.tokenizer=bpe",
+        "data.vocab_size=400",
+        "data.stride=2",
+        "model.width=64",
+        "training.max_steps=120",
+        "distributed.diloco_steps=20",
+        "distributed.exchange=storage",
+        f"generation.prompt={json.dumps(HOSTILE)}",
+    )
+    with harm(place / "run", replica=1, step=20, act=kill) as harmed:
+        run_job(tiny_config(place / "corpus.txt", *settings), place / "run", on_spark)
+    assert harmed, "nobody was killed"
+    return Folder(str(place / "run"))
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +147,17 @@ def test_every_chart_is_drawn_without_a_word_in_the_console(browser: webdriver.C
         assert counts["points"] > 0, name
         assert counts["marks"] > 0, name
     assert messages(browser) == []
+
+
+def test_the_lost_task_is_marked_in_the_timeline(browser: webdriver.Chrome, page: str, reported_run: Folder) -> None:
+    failed = [task for task in read_lines(reported_run, TASKS, TaskRecord) if task.status == "FAILED"]
+    assert failed
+    emulate(browser)
+    open_page(browser, page)
+    traces = browser.execute_script(
+        "return document.querySelector('#plot-timeline').data.map((trace) => [trace.name, trace.y?.length ?? 0])"
+    )
+    assert len(failed) in [count for name, count in traces if "fail" in name.lower()]
 
 
 def test_nothing_is_asked_of_any_host(browser: webdriver.Chrome, page: str) -> None:

@@ -4,12 +4,10 @@ error within the time that was set.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +15,10 @@ import pytest
 
 from sparklm.errors import JobError
 from sparklm.storage import Folder
-from sparklm.training.heartbeat import Beat, read_beat
+from sparklm.training.heartbeat import Beat
 from sparklm.training.metrics import read_metrics
 from tests.conftest import STRATEGIES, SilentWatcher, run_job, tiny_config
+from tests.harm import harm, kill
 
 if TYPE_CHECKING:
     from sparklm.spark.placement import OnSpark
@@ -32,36 +31,6 @@ LONGER = (
     "training.max_steps=120",
     "distributed.diloco_steps=40",
 )
-
-
-@contextlib.contextmanager
-def harm(run: Path, replica: int, step: int, act: Callable[[Beat], None]) -> Iterator[list[Beat]]:
-    """Do something to a replica's process, once, when it is first seen at a step or after it."""
-    done: list[Beat] = []
-    finished = threading.Event()
-
-    def watch() -> None:
-        while not finished.wait(0.01):
-            beat = read_beat(Folder(str(run)), replica)
-            if beat is not None and beat.step >= step and beat.failure is None:
-                done.append(beat)
-                act(beat)
-                return
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield done
-    finally:
-        finished.set()
-        thread.join(timeout=10)
-        for beat in done:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(beat.process_id, signal.SIGKILL)  # one that was stopped must not stay
-
-
-def kill(beat: Beat) -> None:
-    os.kill(beat.process_id, signal.SIGKILL)
 
 
 def stop(beat: Beat) -> None:
