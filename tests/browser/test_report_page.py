@@ -53,7 +53,7 @@ def reported_run(on_spark: OnSpark, tmp_path_factory: pytest.TempPathFactory) ->
         "training.max_steps=120",
         "distributed.diloco_steps=20",
         "distributed.exchange=storage",
-        f"generation.prompt={json.dumps(HOSTILE)}",
+        f"generation.prompt={HOSTILE}",
     )
     with harm(place / "run", replica=1, step=20, act=kill) as harmed:
         run_job(tiny_config(place / "corpus.txt", *settings), place / "run", on_spark)
