@@ -394,7 +394,7 @@ def evaluate(
 
 @app.command()
 def report(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="A run folder; several are compared.")],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="A run folder; several are compared.")],
     out: Annotated[
         str | None,
         typer.Option(

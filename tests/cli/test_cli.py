@@ -63,7 +63,7 @@ def test_help_names_every_command_and_answers_without_heavy_imports(tmp_path: Pa
         ("generate", ["MODEL", "[PROMPT]", "--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed"]),
         ("predict", ["MODEL", "CONTEXT", "--top", "--json"]),
         ("evaluate", ["MODEL", "[CORPUS]", "--json"]),
-        ("report", ["RUN...", "--out"]),
+        ("report", ["RUN", "--out"]),
         ("config", ["--set", "--preset", "--json"]),
         ("doctor", ["--config", "--set", "--preset", "--master", "--run", "--json"]),
     ],

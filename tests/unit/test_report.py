@@ -16,7 +16,7 @@ from sparklm.report import wording
 from sparklm.report.charts import MOST_POINTS, smoothed, thinned
 from sparklm.report.comparison import comparison_text, run_names
 from sparklm.report.facts import gather_facts
-from sparklm.report.page import report_page, write_report
+from sparklm.report.page import inert_json, report_page, write_report
 from sparklm.report.settings import HIDDEN, flat_settings
 from sparklm.report.timeline import MOST_BARS, kind_of, most_telling, place_in_rows, timeline
 from sparklm.report.vocabulary import TokenCounts, frequent_tokens, in_plane, readable_tokens
@@ -139,6 +139,12 @@ def test_nothing_that_a_model_or_a_task_says_becomes_part_of_the_page(run: Folde
     assert page.count("</script") == 3
     assert "<img" not in without_scripts(page)
     assert "&lt;/script&gt;&lt;script&gt;" in without_scripts(page)
+
+
+def test_no_text_ends_the_element_that_holds_the_figures() -> None:
+    written = inert_json({HOSTILE: [HOSTILE, "<!--"]})
+    assert not set("<>&") & set(written)
+    assert json.loads(written) == {HOSTILE: [HOSTILE, "<!--"]}
 
 
 def test_a_hostile_token_is_only_shown() -> None:

@@ -95,7 +95,7 @@ def _render(*, sections: Sequence[Section], **head: object) -> str:
         style=Markup(_resource("page.css")),
         scripts=[Markup(script) for script in scripts],
         policy=" ".join(f"'sha256-{_digest(script)}'" for script in scripts),
-        plot_data=_inert_json({plot.name: json.loads(plot.figure.to_json()) for plot in plots}),
+        plot_data=inert_json({plot.name: json.loads(plot.figure.to_json()) for plot in plots}),
     )
 
 
@@ -107,7 +107,7 @@ def _digest(script: str) -> str:
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
-def _inert_json(value: object) -> Markup:
+def inert_json(value: object) -> Markup:
     """Write JSON in which no text can end the element that it stands in, or begin another."""
     text = json.dumps(value, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
