@@ -29,8 +29,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-from reporting import machine, rewrite
+from reporting import machine, publish
 
 from sparklm import job
 from sparklm.config import CleaningConfig, Config, DataConfig
@@ -38,8 +37,7 @@ from sparklm.config.resolve import resolve
 from sparklm.errors import TrainingDivergedError
 from sparklm.inference.evaluate import CorpusEvaluation, evaluate_corpus
 from sparklm.inference.model_zip import load_model
-from sparklm.models import model_of_shape
-from sparklm.models.shape import ModelShape
+from sparklm.models import count_parameters
 from sparklm.progress import Tracker
 from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
@@ -137,12 +135,6 @@ class Entry:
         """The best rate of all trainings with this optimiser: other work on the machine only makes them slower."""
         others = [made for trial, made in self.tried if made and trial.optimizer == self.trial.optimizer]
         return max(made.predicted_per_second for made in (self.outcome, *others))
-
-
-def count_parameters(config: Config, vocab_size: int) -> int:
-    with torch.device("meta"):
-        model = model_of_shape(ModelShape.from_config(config, vocab_size))
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def with_width(trial: Trial, vocab_size: int, parameters: int) -> Trial:
@@ -305,10 +297,7 @@ def main() -> None:
             entries.append(compete(trial, parameters, given.search_tokens))
             print("\n".join(table(entries[-1:])[-1:]), f"{time.monotonic() - began:.0f} s", flush=True)
         text = report(given, dataset, entries, (time.monotonic() - began) / 60)
-    if given.write is None:
-        print(text)
-    else:
-        rewrite(given.write, "models", given.name, text)
+    publish(text, given.write, "models", given.name)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,14 @@ def machine() -> str:
     return f"{name}, {os.cpu_count()} cores{gpu}; Python {platform.python_version()}, torch {torch.__version__}"
 
 
+def publish(text: str, document: Path | None, kind: str, name: str) -> None:
+    """Put the text into a document, between its markers, or else print it."""
+    if document is None:
+        print(text)
+    else:
+        rewrite(document, kind, name, text)
+
+
 def rewrite(path: Path, kind: str, name: str, text: str) -> None:
     """Put the text between the markers of a name: `<!-- kind:name -->` and `<!-- /kind -->`."""
     before = path.read_text()

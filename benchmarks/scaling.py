@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
-from reporting import markdown, rewrite
+from reporting import markdown, publish
 
 BYTES_PER_NUMBER = 4
 GIGABIT = 1e9 / 8
@@ -204,10 +204,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     given = parse()
     text = report(given, Measured.model_validate_json(given.measured.read_text()))
-    if given.write is None:
-        print(text)
-    else:
-        rewrite(given.write, "scaling", given.name, text)
+    publish(text, given.write, "scaling", given.name)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ from unittest import mock
 
 import psutil
 import torch
-from reporting import machine, markdown, rewrite, spread
+from reporting import machine, markdown, publish, spread
 from scaling import BYTES_PER_NUMBER, Cost, Measured, fit_cost
 
 from sparklm import job
@@ -54,10 +54,10 @@ from sparklm.progress import Tracker
 from sparklm.spark.placement import OnSpark
 from sparklm.spark.tasks import Watch
 from sparklm.storage import Folder
+from sparklm.text.embeddings import RunTasks
 from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset
 from sparklm.training import by_storage
-from sparklm.training.by_storage import RunTasks
 from sparklm.training.checkpoint import committed_steps, step_folder
 from sparklm.training.collective import Whereabouts, hold_port, joined_group
 from sparklm.training.history import EpochSample, StepRecord
@@ -603,10 +603,7 @@ def main() -> None:
             repeats=given.repeats,
         )
         text = measure(given, setup)
-    if given.write is None:
-        print(text)
-    else:
-        rewrite(given.write, "scaling", given.name, text)
+    publish(text, given.write, "scaling", given.name)
 
 
 if __name__ == "__main__":

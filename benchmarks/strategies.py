@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
-from reporting import machine, markdown, rewrite
+from reporting import machine, markdown, publish
 
 from sparklm import job
 from sparklm.config import CleaningConfig, Config, DataConfig, SparkConfig
@@ -405,10 +405,7 @@ def main() -> None:
     given = parse()
     results = measure(given) if given.corpus else Results.model_validate_json(given.json.read_text())
     text = report(results)
-    if given.write is None:
-        print(text)
-    else:
-        rewrite(given.write, "strategies", given.name, text)
+    publish(text, given.write, "strategies", given.name)
 
 
 if __name__ == "__main__":

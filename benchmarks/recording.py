@@ -1,0 +1,170 @@
+"""What recording costs: the same training with everything recorded and with as little as possible, alternating.
+
+    python benchmarks/recording.py CORPUS [--repeats 5] [--steps 300] [--epochs 3] [--write docs/report.md]
+
+CORPUS is a file or a folder of text. Both sides train in this process, with all cores.
+
+* *Recorded* is a run as `sparklm train --tensorboard` does it: status.json, lines of progress, a logged step in ten,
+  phases, samples, metrics.csv, event files.
+* *Bare* has the same steps, checkpoints and evaluations, and none of these; only the sums that a checkpoint must hold.
+
+The rate is that of all epochs: tokens over the time from the first step to the end of the last evaluation. With Spark
+there is one thing more, on the driver: at the end of an epoch it reads what became of the tasks. That is timed by
+itself, for epochs of few and of many tasks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+from reporting import machine, markdown, publish, spread
+from rich.console import Console
+
+from sparklm import job
+from sparklm.config import CleaningConfig, Config, DataConfig, SparkConfig
+from sparklm.config.resolve import resolve
+from sparklm.console import PlainView
+from sparklm.models import count_parameters
+from sparklm.progress import StatusFile, Tracker
+from sparklm.storage import Folder
+from sparklm.text.prepare import prepare
+from sparklm.text.shards import Dataset
+from sparklm.training import epoch_end, fit
+from sparklm.training.loop import Trainer
+from sparklm.training.phases import PhaseClock
+from sparklm.training.placement import InProcess
+
+_TASKS = (20, 1000)
+_WARM_UP_STEPS = 20
+
+
+_NO_PHASE: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+def _no_phase(*_: object) -> contextlib.AbstractContextManager[None]:
+    return _NO_PHASE
+
+
+@contextlib.contextmanager
+def bare() -> Iterator[None]:
+    """Record nothing but what checkpoints need."""
+    with (
+        mock.patch.object(Trainer, "_log_step", _nothing),
+        mock.patch.object(Trainer, "_progress", _nothing),
+        mock.patch.object(PhaseClock, "__call__", _no_phase),
+        mock.patch.object(epoch_end, "_let_speak", _nothing),
+        mock.patch.object(fit, "write_lines", _nothing),
+        mock.patch.object(InProcess, "train", _train_unseen),
+    ):
+        yield
+
+
+def _train_unseen(self: InProcess, run, config, rounds, watcher, protect) -> int:
+    from sparklm.training.together import AllHere, train_together
+
+    keep = config.training.keep_checkpoints
+    train_together(run, rounds, AllHere(1), keep_checkpoints=keep, protect=protect)
+    return 0
+
+
+def seconds_of(config: Config, *, recorded: bool) -> float:
+    """Train once; give the seconds of all epochs."""
+    with tempfile.TemporaryDirectory() as place:
+        run = Folder(place) / "run"
+        views = [StatusFile(run), PlainView(Console(file=io.StringIO()))] if recorded else []
+        output = config.output.model_copy(update={"tensorboard": recorded})
+        with Tracker(*views) as tracker, contextlib.nullcontext() if recorded else bare():
+            result = job.train(config.model_copy(update={"output": output}), run, InProcess(), tracker)
+        return sum(record.TimeStamp for record in result.records) / 1000
+
+
+def compare(config: Config, tokens: int, repeats: int) -> str:
+    """Train both ways in turn."""
+    rates: dict[str, list[float]] = {"bare": [], "recorded": []}
+    for repeat in range(repeats):
+        # Whoever comes second finds a warmer machine: they change places.
+        for name in sorted(rates, reverse=repeat % 2 == 1):
+            rates[name].append(tokens / seconds_of(config, recorded=name == "recorded"))
+            print(f"  {name}: {rates[name][-1]:,.0f} tokens/s", flush=True)
+    ratios = [recorded / plain for recorded, plain in zip(rates["recorded"], rates["bare"], strict=True)]
+    rows = [[name, spread(values, ",.0f"), ""] for name, values in rates.items()]
+    rows[1][2] = spread(ratios, ".3f")
+    return markdown(["", "tokens/s", "of bare, in each pair"], rows)
+
+
+def time_figures() -> str:
+    """Measure how long the driver reads Spark's figures at the end of an epoch."""
+    from sparklm.spark.placement import OnSpark
+    from sparklm.spark.taskmetrics import job_group_figures
+
+    spark, rows = OnSpark(SparkConfig(master="local[2]", properties={"spark.ui.enabled": "false"})), []
+    context = spark.session.sparkContext
+    try:
+        for num_tasks in (_TASKS[0], *_TASKS):  # the first is to warm up
+            context.setJobGroup(f"{num_tasks} tasks", "recording")
+            context.parallelize(range(num_tasks), num_tasks).count()
+            times = []
+            for _ in range(5):
+                began = time.perf_counter()
+                figures = job_group_figures(context, f"{num_tasks} tasks", 0)
+                times.append(1000 * (time.perf_counter() - began))
+                assert len(figures.tasks) >= num_tasks
+            rows.append([f"{num_tasks:,}", spread(times, ",.0f")])
+    finally:
+        spark.stop()
+    return markdown(["tasks of the epoch", "ms to read them"], rows[1:])
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=300, help="of each training")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--preset", default="gpt-tiny")
+    parser.add_argument("--write", type=Path, metavar="FILE")
+    parser.add_argument("--name", default="recording", help="in the markers")
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = parse()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Folder(place) / "dataset"
+        data = DataConfig(corpus=str(given.corpus), vocab_size=2048, validation_fraction=0.005, split="tail")
+        prepare(data, CleaningConfig(), folder, InProcess())
+        dataset = Dataset(folder)
+        base = resolve(preset=given.preset, flags={"data.corpus": folder.url}).config
+        per_epoch = given.steps // given.epochs
+        # Windows start so far apart that an epoch has as many of them as it has steps.
+        stride = max(1, len(dataset.train) // (per_epoch * base.training.batch_size))
+        config = resolve(
+            preset=given.preset,
+            flags={"data.corpus": folder.url, "data.stride": stride, "training.epochs": given.epochs},
+        ).config
+        warm_up = {"data.corpus": folder.url, "training.epochs": 1, "training.max_steps": _WARM_UP_STEPS}
+        seconds_of(resolve(preset=given.preset, flags=warm_up).config, recorded=True)
+        plan = job.make_plan(config, dataset)
+        tokens = plan.total_steps * config.training.batch_size * config.data.window_size
+        table = compare(config, tokens, given.repeats)
+        parameters = count_parameters(config, dataset.manifest.vocab_size)
+    introduction = (
+        f"{given.corpus.name}, `{given.preset}` with {parameters / 1e6:.2f} M parameters, {plan.total_steps} steps in "
+        f"{given.epochs} epochs; {given.repeats} pairs: median, lowest and highest. {machine()}."
+    )
+    publish(f"{introduction}\n\n{table}\n\n{time_figures()}", given.write, "recording", given.name)
+
+
+if __name__ == "__main__":
+    main()
