@@ -22,6 +22,7 @@ import typer
 
 from sparklm import __version__, logs
 from sparklm.errors import JobError, UserError
+from sparklm.wording import count
 
 if TYPE_CHECKING:
     from sparklm.config import Config
@@ -190,7 +191,7 @@ def train(
     if record.ValidationLoss is not None:
         perplexity = "" if record.Perplexity is None else f", perplexity {record.Perplexity:.2f}"
         print(f"validation loss {record.ValidationLoss:.4f}{perplexity}")
-    print(f"training loss {record.TrainingLoss:.4f}, {job.count(len(result.records), 'epoch')} in {seconds:.1f} s")
+    print(f"training loss {record.TrainingLoss:.4f}, {count(len(result.records), 'epoch')} in {seconds:.1f} s")
     print("\n".join(f"  {file}" for file in result.files))
     opening = " ".join(result.sample.split()[:3])
     print(f"try: {_program()} generate {folder} {shlex.quote(opening)}")

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sparklm.progress import Message, Status, Training, View
+from sparklm.wording import count
 
 _PLAIN_SECONDS = 10.0
 _BAR_WIDTH = 30
@@ -107,7 +108,8 @@ def _place(training: Training) -> str:
 
 
 def _steps(training: Training) -> str:
-    return f"step {training.step}/{training.total_steps}"
+    left = "" if training.seconds_left is None else f", {_duration(training.seconds_left)} left"
+    return f"step {training.step}/{training.total_steps}{left}"
 
 
 def _figures(training: Training) -> list[str]:
@@ -122,12 +124,10 @@ def _figures(training: Training) -> list[str]:
         ("overhead", training.overhead_share),
     )
     figures += [f"{name} {100 * share:.0f} %" for name, share in shares]
-    if training.seconds_left is not None:
-        figures.append(f"{_duration(training.seconds_left)} left")
     if training.failed_tasks:
-        figures.append(f"{training.failed_tasks} failed tasks")
+        figures.append(count(training.failed_tasks, "failed task"))
     if training.retries:
-        figures.append(f"{training.retries} retries")
+        figures.append("1 retry" if training.retries == 1 else f"{training.retries} retries")
     return figures
 
 

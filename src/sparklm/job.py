@@ -44,6 +44,7 @@ from sparklm.training.run import (
     latest_step,
     make_plan,
 )
+from sparklm.wording import count, size
 
 _OWN_DATASET = "dataset"  # in the run folder, where the run made it itself
 
@@ -234,22 +235,6 @@ def describe_counts(manifest: Manifest) -> list[str]:
         if number:
             lines.append(f"left out {count(number, kind)} ({size(num_bytes)})")
     return lines
-
-
-def size(num_bytes: int) -> str:
-    """Give a number of bytes in words.
-
-    >>> size(12), size(4_560_000)
-    ('12 bytes', '4.56 MB')
-    """
-    if num_bytes < 10_000:
-        return count(num_bytes, "byte")
-    return f"{num_bytes / 1e6:.2f} MB" if num_bytes < 10**10 else f"{num_bytes / 1e9:.1f} GB"
-
-
-def count(number: int, noun: str) -> str:
-    """Give a number of things in words: `1 epoch`, `2 epochs`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _replicas(config: Config) -> str:

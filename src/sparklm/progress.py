@@ -23,6 +23,7 @@ from sparklm.training.history import EpochSample, StepRecord
 from sparklm.training.metrics import EpochRecord
 from sparklm.training.phases import StepProgress
 from sparklm.training.strategies import Round
+from sparklm.wording import count
 
 STATUS = "status.json"
 STATUS_FORMAT = "sparklm status 1"
@@ -278,7 +279,7 @@ def describe_epoch(record: EpochRecord) -> str:
             f"accuracy {100 * (record.ValidationAccuracy or 0):.1f} %"
         )
     if record.failedTaskCount or record.Retries:
-        failures = f", {record.failedTaskCount or 0} failed tasks, {record.Retries or 0} retries"
+        failures = f", {count(record.failedTaskCount or 0, 'failed task')}, {record.Retries or 0} retries"
     return (
         f"epoch {record.Epoch}: loss {record.TrainingLoss:.3f}{validation}, "
         f"{record.TokensPerSecond:,.0f} tokens/s, {record.TimeStamp / 1000:.1f} s{failures}"

@@ -87,7 +87,7 @@ def test_the_whole_journey_without_java(place: Path) -> None:
     no_java = {"PATH": "/nowhere", "JAVA_HOME": ""}
     printed = ok("train", "corpus.txt", "--master", "none", "--run", "run", *TINY_FLAGS, cwd=place, **no_java)
     assert re.search(r"validation loss \d+\.\d+, perplexity \d+\.\d+", printed)
-    for file in ("run/model.zip", "run/metrics.csv", "run/stats.txt"):
+    for file in ("run/model.zip", "run/report.html", "run/metrics.csv", "run/stats.txt"):
         assert file in printed
         assert (place / file).exists()
     sample = (place / "run" / "sample.txt").read_text().strip()
@@ -104,13 +104,32 @@ def test_the_whole_journey_without_java(place: Path) -> None:
     assert set(figures) == {"loss", "perplexity", "bits_per_byte", "accuracy", "top1_accuracy", "tokens", "text_bytes"}
     assert "perplexity" in ok("evaluate", "run", "corpus.txt", cwd=place)
     assert "2 of 2 epochs done" in ok("report", "run", "--out", "elsewhere.html", cwd=place)
-    assert not (place / "run" / "report.html").exists()
+    (place / "run" / "report.html").unlink()
     assert ok("report", "run", cwd=place).splitlines()[-1].strip() == "run/report.html"
     assert (place / "run" / "report.html").read_bytes() == (place / "elsewhere.html").read_bytes()
     compared = ok("report", "run", "run", cwd=place)
     assert compared.count("finished") == 2
     assert "No setting differs." in compared
     assert "2 runs compared" in (place / "report.html").read_text()
+
+
+def test_a_run_is_followed_from_another_shell(place: Path) -> None:
+    assert "is not a run, or has only just begun" in sparklm("watch", "run", cwd=place).stderr
+    command = [sys.executable, "-m", "sparklm", "train", "corpus.txt", "--master", "none", "--run", "run", *TINY_FLAGS]
+    training = subprocess.Popen([*command, "--quiet"], cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 120
+        while not (place / "run" / "status.json").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        followed = sparklm("watch", "run", "--interval", "0.1", cwd=place)
+    finally:
+        training.kill()
+        training.wait(timeout=30)
+    assert followed.returncode == 0, followed.stderr
+    assert followed.stdout.strip() == "run: finished"
+    for said in ("Training in this process", "epoch 1: loss", "epoch 2: loss", "Writing the model"):
+        assert said in followed.stderr
 
 
 def test_prepare_then_train_from_its_dataset(place: Path) -> None:

@@ -18,7 +18,10 @@ from sparklm.errors import UserError
 from sparklm.report.exporters import Exporter, check_exporters, open_exporters
 from sparklm.report.recorded import epoch_figures, shown_settings, step_figures
 from sparklm.storage import Folder
-from sparklm.training.run import RunRecord
+from sparklm.training.history import STEPS, StepRecord, read_lines
+from sparklm.training.metrics import read_metrics
+from sparklm.training.run import RunRecord, read_run
+from tests.conftest import SilentWatcher, run_job, tiny_config
 from tests.recorded_runs import RECORD, epoch_record, epoch_sample, step_records, write_history
 
 PROGRAM = Path(__file__).parents[2] / ".venv-mlflow" / "bin" / "mlflow"
@@ -169,6 +172,24 @@ def test_a_finished_run_is_there_with_all_that_it_left(server: Server, tmp_path:
     for path, content in {"samples/epoch-0002.txt": epoch_sample(2).text, "stats.txt": "stats.txt"}.items():
         with urllib.request.urlopen(address + path, timeout=10) as answer:
             assert answer.read().decode() == content
+
+
+def test_a_training_tells_both_programs_of_itself(server: Server, corpus_file: Path, tmp_path: Path) -> None:
+    config = tiny_config(corpus_file, "output.tensorboard=true", f"output.mlflow={server.uri}")
+    run = Folder(str(tmp_path / "run"))
+    watcher = SilentWatcher()
+    run_job(config, tmp_path / "run", watcher=watcher)
+    found = only_run(server, read_run(run))
+    assert found.info.status == "FINISHED"
+    for record in read_metrics(run):
+        history = client(server).get_metric_history(found.info.run_id, "epoch/ValidationLoss")
+        assert [entry.value for entry in history][record.Epoch - 1] == pytest.approx(record.ValidationLoss)
+    steps = client(server).get_metric_history(found.info.run_id, "step/loss")
+    assert [entry.step for entry in steps] == [line.step for line in read_lines(run, STEPS, StepRecord)]
+    files = {entry.path for entry in client(server).list_artifacts(found.info.run_id)}
+    assert {"report.html", "metrics.csv", "stats.json"} <= files
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
+    assert not any("fails" in note for note in watcher.notes)
 
 
 def test_a_resumed_run_goes_on_in_the_same_mlflow_run(server: Server, tmp_path: Path) -> None:

@@ -275,6 +275,7 @@ def test_phases_and_the_rest_make_up_the_epoch(finished_run: Path) -> None:
         assert record.TokensPerSecond == pytest.approx(1000 * record.Tokens / worked)
         assert 0 < record.PythonCpuLoad < 110, "one thread, and a little for what reads ahead"
         assert record.GpuMemoryMB is None
+        assert record.PythonRssMB == pytest.approx(psutil.Process().memory_info().rss / 2**20, rel=0.5)
 
 
 def test_bits_per_byte_are_those_that_evaluate_gives(finished_run: Path) -> None:
