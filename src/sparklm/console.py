@@ -54,7 +54,7 @@ class TerminalView:
             grid.add_row(self._spinner, title, ProgressBar(total, done, width=_BAR_WIDTH), f"{done}/{total} tasks")
             return grid
         training = status.training
-        if training is None or training.loss is None:
+        if training is None or training.loss is None or not status.is_training:
             grid.add_row(self._spinner, "at work")
             return grid
         bar = ProgressBar(training.total_steps, training.step, width=_BAR_WIDTH)
@@ -80,7 +80,7 @@ class PlainView:
         if status.tasks is not None:
             title, done, total = status.tasks
             line = f"{title}: {done}/{total} tasks"
-        elif status.training is not None and status.training.loss is not None:
+        elif status.is_training and status.training is not None and status.training.loss is not None:
             line = ", ".join([_place(status.training), _steps(status.training), *_figures(status.training)])
         if line is not None:
             self._next = self._clock() + _PLAIN_SECONDS

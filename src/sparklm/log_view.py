@@ -21,10 +21,11 @@ class LogView:
 
     def show(self, status: Status) -> None:
         """Log how far training is, now and then."""
-        if status.training is None or status.training.loss is None or self._clock() < self._next:
+        training = status.training if status.is_training else None
+        if training is None or training.loss is None or self._clock() < self._next:
             return
         self._next = self._clock() + _PROGRESS_SECONDS
-        _logger.info("progress", extra=status.training.model_dump(exclude_none=True))
+        _logger.info("progress", extra=training.model_dump(exclude_none=True))
 
     def say(self, message: Message) -> None:
         """Log what was said, with its figures where it has any."""

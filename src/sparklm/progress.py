@@ -77,6 +77,7 @@ class Status(BaseModel):
     stage: str = ""
     tasks: tuple[str, int, int] | None = None  # title, done, all: of a job that is no training
     training: Training | None = None
+    is_training: bool = False  # now
     messages: Sequence[Message] = ()  # the newest
     num_messages: int = 0  # ever
     outcome: Outcome | None = None
@@ -126,7 +127,7 @@ class Tracker:
 
     def stage(self, text: str) -> None:
         """A stage begins."""
-        self._update(stage=text, tasks=None)
+        self._update(stage=text, tasks=None, is_training=False)
         self._say("stage", text)
 
     def note(self, text: str) -> None:
@@ -156,6 +157,7 @@ class Tracker:
         """The rounds of an epoch are about to be done."""
         self._rounds, self._epoch_began = rounds, self._clock()
         self._tokens.clear()
+        self._update(is_training=True)
         self._update_training(epoch=epoch + 1, round=1, rounds=len(rounds))
 
     def step_done(self, progress: StepProgress) -> None:

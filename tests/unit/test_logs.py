@@ -171,7 +171,7 @@ def test_the_watcher_logs_a_step_once_in_ten_seconds(written: Written) -> None:
     for step in range(1, 26):
         now[0] += 1
         training = Training(epochs=2, step=step, total_steps=30, loss=3.0)
-        view.show(Status(host="h", process_id=1, updated=0, training=training))
+        view.show(Status(host="h", process_id=1, updated=0, training=training, is_training=True))
     found = lines(written)
     assert (found[0]["message"], found[0]["text"]) == ("stage begins", "Preparing")
     assert (found[1]["level"], found[1]["message"], found[1]["text"]) == ("WARN", "retry", "replica 1 is gone")
