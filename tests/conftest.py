@@ -104,7 +104,7 @@ class SilentWatcher:
     def training_starts(self, step: int, plan: WindowPlan) -> None:
         self.first_step = step
 
-    def epoch_starts(self, epoch: int, rounds: Sequence[Round]) -> None:
+    def epoch_starts(self, epoch: int, rounds: Sequence[Round], seconds_before: float) -> None:
         pass
 
     def step_done(self, progress: StepProgress) -> None:
@@ -117,6 +117,9 @@ class SilentWatcher:
         assert done <= total
 
     def retry(self, text: str) -> None:
+        self.notes.append(text)
+
+    def warn(self, text: str) -> None:
         self.notes.append(text)
 
 

@@ -76,13 +76,8 @@ class PlainView:
         """Print a line every few seconds."""
         if self._clock() < self._next or status.outcome is not None:
             return
-        line = None
-        if status.tasks is not None:
-            title, done, total = status.tasks
-            line = f"{title}: {done}/{total} tasks"
-        elif status.is_training and status.training is not None and status.training.loss is not None:
-            line = ", ".join([_place(status.training), _steps(status.training), *_figures(status.training)])
-        if line is not None:
+        line = describe(status)
+        if line:
             self._next = self._clock() + _PLAIN_SECONDS
             self._console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
 
@@ -92,6 +87,17 @@ class PlainView:
 
     def close(self) -> None:
         """There is nothing to take away."""
+
+
+def describe(status: Status) -> str:
+    """Say in a line how far a job is; nothing where there is nothing to count."""
+    if status.tasks is not None:
+        title, done, total = status.tasks
+        return f"{title}: {done}/{total} tasks"
+    training = status.training
+    if training is None or training.loss is None or not status.is_training:
+        return ""
+    return ", ".join([_place(training), _steps(training), *_figures(training)])
 
 
 def _print(console: Console, message: Message) -> None:

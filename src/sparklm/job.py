@@ -55,6 +55,9 @@ class JobWatcher(Watcher, Protocol):
     def stage(self, text: str) -> None:
         """A stage begins."""
 
+    def warn(self, text: str) -> None:
+        """Something went wrong, and is done without."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobResult:
@@ -86,7 +89,7 @@ def train(
     identify(run=record.run_id)
     # What may change from one session to the next is as this session says.
     record = record.model_copy(update={"config": config})
-    with exporting(run, record, config.output, watcher.note) as exporters:
+    with exporting(run, record, config.output, watcher.warn) as exporters:
         return _train(run, record, dataset, placement, watcher, exporters, time.monotonic() - began)
 
 
@@ -264,7 +267,7 @@ def _write_report(run: Folder, watcher: JobWatcher) -> None:
 
         write_report(run)
     except Exception as error:  # noqa: BLE001 (no report is worth a run)
-        watcher.note(f"the report could not be written: {type(error).__name__}: {error}")
+        watcher.warn(f"the report could not be written: {type(error).__name__}: {error}")
 
 
 class ModelOrder(BaseModel):

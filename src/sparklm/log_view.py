@@ -9,7 +9,7 @@ from collections.abc import Callable
 from sparklm.progress import Message, Status
 
 _PROGRESS_SECONDS = 10.0
-_EVENTS = {"stage": "stage begins", "note": "note", "warning": "retry", "epoch": "epoch done"}
+_EVENTS = {"stage": "stage begins", "note": "note", "warning": "warning", "epoch": "epoch done"}
 _logger = logging.getLogger("sparklm.job")
 
 

@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
@@ -21,7 +22,8 @@ from sparklm.storage import Folder
 from sparklm.text.windows import WindowPlan
 from sparklm.training.history import EpochSample, StepRecord
 from sparklm.training.metrics import EpochRecord
-from sparklm.training.phases import StepProgress
+from sparklm.training.phases import WORKING_PHASES, StepProgress
+from sparklm.training.run import CONFIG
 from sparklm.training.strategies import Round
 from sparklm.wording import count
 
@@ -52,7 +54,7 @@ class Training(BaseModel):
     epoch: int = 1
     epochs: int
     round: int = 0
-    rounds: int = 0  # of this epoch
+    rounds: int = 0  # of this epoch, or, in a resumed one, those that were left of it
     step: int
     total_steps: int
     loss: float | None = None
@@ -103,9 +105,9 @@ class Tracker:
         self._views, self._clock = list(views), clock
         self.status = Status(host=socket.gethostname(), process_id=os.getpid(), updated=time.time())
         self._plan: WindowPlan | None = None
-        self._rounds: Sequence[Round] = ()
+        self._round_stops: Sequence[int] = ()
         self._began, self._first_step, self._epoch_began, self._next_step = 0.0, 0, 0.0, 0.0
-        self._tokens: deque[tuple[float, int]] = deque()  # when, and how many of this epoch
+        self._worked: deque[tuple[float, int]] = deque()  # seconds of work and tokens of this epoch, for the rate
 
     def __enter__(self) -> Tracker:
         return self
@@ -138,6 +140,11 @@ class Tracker:
         """Something went wrong, and is tried again."""
         if self.status.training is not None:
             self._update_training(retries=self.status.training.retries + 1)
+        self._worked.clear()  # what was done since the last checkpoint is done again
+        self._say("warning", text)
+
+    def warn(self, text: str) -> None:
+        """Something went wrong, and is done without."""
         self._say("warning", text)
 
     def tasks_done(self, title: str, done: int, total: int) -> None:
@@ -153,10 +160,10 @@ class Tracker:
         elif step:
             self.note(f"going on from step {step}")
 
-    def epoch_starts(self, epoch: int, rounds: Sequence[Round]) -> None:
+    def epoch_starts(self, epoch: int, rounds: Sequence[Round], seconds_before: float) -> None:
         """The rounds of an epoch are about to be done."""
-        self._rounds, self._epoch_began = rounds, self._clock()
-        self._tokens.clear()
+        self._round_stops, self._epoch_began = [round_.stop for round_ in rounds], self._clock() - seconds_before
+        self._worked.clear()
         self._update(is_training=True)
         self._update_training(epoch=epoch + 1, round=1, rounds=len(rounds))
 
@@ -170,8 +177,8 @@ class Tracker:
         self._update_training(
             step=progress.step,
             loss=progress.loss,
-            round=1 + sum(round_.stop < progress.step for round_ in self._rounds),
-            tokens_per_second=self._rate(now, progress.tokens),
+            round=1 + bisect_left(self._round_stops, progress.step),
+            tokens_per_second=self._rate(progress),
             data_share=_share(phases.get("data", 0.0), in_epoch),
             exchange_share=_share(
                 sum(phases.get(phase, 0.0) for phase in ("exchange", "reduce", "broadcast")), in_epoch
@@ -202,12 +209,14 @@ class Tracker:
         known = {name: value for name, value in figures.items() if value is not None}
         self._say("epoch", describe_epoch(record), known)
 
-    def _rate(self, now: float, tokens: int) -> float | None:
-        self._tokens.append((now, tokens))
-        while len(self._tokens) > 2 and self._tokens[1][0] <= now - _RATE_SECONDS:
-            self._tokens.popleft()
-        since, before = self._tokens[0]
-        return (tokens - before) / (now - since) if now > since else None
+    def _rate(self, progress: StepProgress) -> float | None:
+        """Give the tokens of a second of work lately; replicas that take turns or wait for a slot are not at work."""
+        worked = sum(progress.phases.get(phase, 0.0) for phase in WORKING_PHASES)
+        self._worked.append((worked, progress.tokens))
+        while len(self._worked) > 2 and self._worked[1][0] <= worked - _RATE_SECONDS:
+            self._worked.popleft()
+        since, before = self._worked[0]
+        return (progress.tokens - before) / (worked - since) if worked > since else None
 
     def _seconds_left(self, now: float, step: int) -> float | None:
         done = step - self._first_step
@@ -245,7 +254,7 @@ class StatusFile:
     def show(self, status: Status) -> None:
         """Write the file, unless that was a moment ago."""
         self._status = status
-        if self._clock() >= self._next or status.outcome is not None:
+        if self._clock() >= self._next and status.outcome is None:
             self._next = self._clock() + self._every
             self._write()
 
@@ -254,12 +263,18 @@ class StatusFile:
         self._next = 0.0
 
     def close(self) -> None:
-        """Write how it ended."""
-        self._write()
+        """Write how it ended; of a run that never began, leave nothing."""
+        with contextlib.suppress(Exception):  # no progress is worth a run
+            if self._run.exists(CONFIG):
+                self._write()
+            else:
+                self._run.remove(STATUS)
+                if not self._run.names():
+                    self._run.remove()
 
     def _write(self) -> None:
         if self._status is not None:
-            with contextlib.suppress(OSError, UserError):  # no progress is worth a run
+            with contextlib.suppress(Exception):  # as above
                 self._run.write_bytes(STATUS, self._status.model_dump_json().encode(), durable=False)
 
 

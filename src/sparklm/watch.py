@@ -7,6 +7,7 @@ import os
 import socket
 import time
 
+from sparklm.console import describe
 from sparklm.errors import UserError
 from sparklm.progress import Message, Outcome, Status, View, read_status
 from sparklm.storage import Folder
@@ -18,14 +19,16 @@ _SILENT_SECONDS = 60.0
 def watch(run: Folder, view: View, *, interval_seconds: float, once: bool = False) -> Outcome | None:
     """Show a run until it is over; say how it ended, None when it was only looked at once, or its process is gone."""
     said, warned_at = 0, 0.0
-    status = _first_status(run)
     try:
+        status = _first_status(run)
         while True:
             new = min(status.num_messages - said, len(status.messages))
             for message in status.messages[len(status.messages) - new :]:
                 view.say(message)
             said = status.num_messages
             view.show(status)
+            if once:
+                view.say(Message(kind="note", text=describe(status) or status.stage, time=time.time()))
             if status.outcome is not None or once:
                 return status.outcome
             if _is_gone(status):

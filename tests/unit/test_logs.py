@@ -174,7 +174,7 @@ def test_the_watcher_logs_a_step_once_in_ten_seconds(written: Written) -> None:
         view.show(Status(host="h", process_id=1, updated=0, training=training, is_training=True))
     found = lines(written)
     assert (found[0]["message"], found[0]["text"]) == ("stage begins", "Preparing")
-    assert (found[1]["level"], found[1]["message"], found[1]["text"]) == ("WARN", "retry", "replica 1 is gone")
+    assert (found[1]["level"], found[1]["message"], found[1]["text"]) == ("WARN", "warning", "replica 1 is gone")
     assert (found[2]["message"], found[2]["epoch"], found[2]["loss"]) == ("epoch done", 1, 2.5)
     assert [(line["message"], line["step"]) for line in found[3:]] == [("progress", 10), ("progress", 20)]
 

@@ -68,7 +68,7 @@ def test_rates_shares_and_the_time_left_are_those_of_what_was_told() -> None:
     clock = Clock()
     tracker = Tracker(clock=clock)
     tracker.training_starts(0, PLAN)
-    tracker.epoch_starts(0, rounds_of(0))
+    tracker.epoch_starts(0, rounds_of(0), 0.0)
     for step in range(1, 6):
         clock.now += 2.0
         phases = {"data": 0.1 * step, "fit": 1.3 * step, "exchange": 0.2 * step, "reduce": 0.1 * step}
@@ -87,7 +87,7 @@ def test_steps_that_come_thick_and_fast_are_looked_at_now_and_then() -> None:
     clock, view = Clock(), Remembers()
     tracker = Tracker(view, clock=clock)
     tracker.training_starts(0, PLAN)
-    tracker.epoch_starts(0, rounds_of(0))
+    tracker.epoch_starts(0, rounds_of(0), 0.0)
     before = len(view.shown)
     for step in range(1, 11):
         clock.now += 0.02
@@ -124,7 +124,7 @@ def a_status() -> Status:
     tracker = Tracker(clock=clock)
     tracker.training_starts(0, PLAN)
     tracker.retry("x")
-    tracker.epoch_starts(0, rounds_of(0))
+    tracker.epoch_starts(0, rounds_of(0), 0.0)
     for step in (1, 2):
         clock.now += 10
         tracker.step_done(StepProgress(step=step, loss=2.5, tokens=12_000 * step, phases={"fit": 9.0 * step}))
@@ -167,7 +167,7 @@ def test_a_run_is_followed_by_its_file(tmp_path: Path) -> None:
     tracker = Tracker(StatusFile(run))
     tracker.stage("Preparing the text")
     tracker.training_starts(0, PLAN)
-    tracker.epoch_starts(0, rounds_of(0))
+    tracker.epoch_starts(0, rounds_of(0), 0.0)
     tracker.step_done(StepProgress(step=7, loss=1.5, tokens=10, phases={}))
     tracker.note("half way")
     assert watch(run, view, interval_seconds=0.1, once=True) is None

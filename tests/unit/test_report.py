@@ -17,9 +17,10 @@ from sparklm.report.charts import MOST_POINTS, smoothed, thinned
 from sparklm.report.comparison import comparison_text, run_names
 from sparklm.report.facts import gather_facts
 from sparklm.report.page import inert_json, report_page, write_report
-from sparklm.report.settings import HIDDEN, flat_settings
+from sparklm.report.settings import flat_settings
 from sparklm.report.timeline import MOST_BARS, kind_of, most_telling, place_in_rows, timeline
 from sparklm.report.vocabulary import TokenCounts, frequent_tokens, in_plane, readable_tokens
+from sparklm.secrets import HIDDEN
 from sparklm.storage import Folder
 from sparklm.training.history import STEPS, TASKS, write_lines
 from tests.conftest import run_job, tiny_config
@@ -91,7 +92,7 @@ def test_a_run_without_spark_says_so_and_shows_the_rest(run: Folder) -> None:
 
 
 def test_a_run_under_way_says_what_is_not_there_and_why(run: Folder) -> None:
-    for name in ("model.zip", "stats.json", "stats.txt", "sample.txt"):
+    for name in ("model.zip", "stats.json", "stats.txt", "sample.txt", STEPS):
         run.remove(name)
     page = report_page([run])
     facts = gather_facts(run)
@@ -267,6 +268,7 @@ def test_the_plane_keeps_the_two_directions_that_vary_most() -> None:
 
 
 def test_the_time_of_a_run_is_that_of_its_steps(run: Folder) -> None:
+    run.remove(STEPS)
     assert wording.when(gather_facts(run)) == "not recorded"
     epochs = gather_facts(run).epochs
     write_lines(run, STEPS, steps_of(epochs, 10))

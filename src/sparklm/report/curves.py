@@ -46,7 +46,7 @@ _MEMORY = {
 _CPU = {
     "processCpuLoad": ("driver process, of all cores", BLUE, "circle"),
     "systemCpuLoad": ("machine, of all cores", GREEN, "square"),
-    "PythonCpuLoad": ("Python worker, 100 = one core", ORANGE, "diamond"),
+    "PythonCpuLoad": ("Python workers together, 100 = one core", ORANGE, "diamond"),
 }
 
 

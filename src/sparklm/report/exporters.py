@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 from sparklm.config import OutputConfig
 from sparklm.errors import UserError
 from sparklm.progress import Outcome
-from sparklm.report.recorded import hide_credentials
+from sparklm.secrets import first_line, hide_credentials
 from sparklm.storage import Folder
 from sparklm.training.history import EpochSample, StepRecord
 from sparklm.training.metrics import EpochRecord
@@ -99,18 +99,14 @@ class Forgiving:
             exporter = self._exporter or self._open()
             exporter.close(outcome)
         except Exception as error:  # noqa: BLE001 (see above)
-            self._note(f"{self._shown} is not complete: {_first_line(error)}; --resume brings it up to date")
+            self._note(f"{self._shown} is not complete: {first_line(error)}; --resume brings it up to date")
 
     def _give_up(self, error: Exception) -> None:
-        self._note(f"{self._shown} fails, training goes on without it until the end: {_first_line(error)}")
+        self._note(f"{self._shown} fails, training goes on without it until the end: {first_line(error)}")
 
     @property
     def _shown(self) -> str:
         return hide_credentials(self._name)
-
-
-def _first_line(error: Exception) -> str:
-    return hide_credentials((str(error).strip() or type(error).__name__).splitlines()[0])
 
 
 def _open_tensorboard(run: Folder, record: RunRecord) -> Exporter:

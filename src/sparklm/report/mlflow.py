@@ -22,11 +22,11 @@ from sparklm.report.exporters import Note
 from sparklm.report.recorded import (
     RecordedEpoch,
     epoch_figures,
-    hide_credentials,
     recorded_epochs,
     shown_settings,
     step_figures,
 )
+from sparklm.secrets import first_line, hide_credentials
 from sparklm.storage import Folder, open_filesystem
 from sparklm.training.history import SAMPLES, STEPS, EpochSample, StepRecord
 from sparklm.training.metrics import METRICS, EpochRecord
@@ -55,7 +55,7 @@ def check_server(uri: str) -> None:
     try:
         _client(uri).search_experiments(max_results=1)
     except Exception as error:
-        reason = hide_credentials(str(error).strip().splitlines()[0])
+        reason = first_line(error)
         raise UserError(
             f"--mlflow {hide_credentials(uri)}: no MLflow tracking server can be used there ({reason}). Start one with "
             "'mlflow server', give another address, or go without: leave out --mlflow, or --set output.mlflow=null "
@@ -153,7 +153,7 @@ class MLflow:
                 self._client.log_artifact(self._run_id, str(path), folder or None)
         except Exception as error:  # noqa: BLE001 (figures are worth having without files)
             self._stores_files = False
-            self._note(f"MLflow does not take files: {hide_credentials(str(error).strip().splitlines()[0])}")
+            self._note(f"MLflow does not take files: {first_line(error)}")
 
 
 def _client(uri: str) -> Any:

@@ -6,18 +6,15 @@ Exporters begin by reading all of it, so that a run that was resumed, or whose t
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparklm.config import Config
+from sparklm.secrets import hide_credentials, shown_property
 from sparklm.storage import Folder
 from sparklm.training.history import SAMPLES, STEPS, EpochSample, StepRecord, read_lines
 from sparklm.training.metrics import EpochRecord, read_metrics
 
-_HIDDEN = "(hidden)"
-_SECRET_NAME = re.compile(r"secret|password|token|access[.]?key|credential", re.IGNORECASE)  # as Spark's own redaction
-_SECRET_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _NOT_FIGURES = {"step", "epoch", "time"}  # where a figure belongs, and when it was taken
 
 
@@ -80,19 +77,9 @@ def shown_settings(config: Config) -> dict[str, str]:
     for section, values in config.model_dump().items():
         for name, value in values.items():
             if isinstance(value, dict):
-                hidden = {key: _HIDDEN if _SECRET_NAME.search(key) else text for key, text in value.items()}
-                settings |= {f"{section}.{name}.{key}": text for key, text in hidden.items()}
+                settings |= {f"{section}.{name}.{key}": shown_property(key, text) for key, text in value.items()}
             else:
                 settings[f"{section}.{name}"] = value
     return {
         key: hide_credentials(value) if isinstance(value, str) else json.dumps(value) for key, value in settings.items()
     }
-
-
-def hide_credentials(text: str) -> str:
-    """Take names and passwords out of addresses.
-
-    >>> hide_credentials("http://me:word@tracking:5000/a does not answer")
-    'http://(hidden)@tracking:5000/a does not answer'
-    """
-    return _SECRET_IN_ADDRESS.sub(_HIDDEN, text)

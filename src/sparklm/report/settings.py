@@ -1,19 +1,13 @@
 """The settings of a run as a report shows them: flat, explained, and without secrets.
 
 A report is made to be handed on. What is given to Spark may hold keys and passwords, so values whose names sound like
-that are not shown.
+that are not shown, nor are passwords in addresses.
 """
 
 from __future__ import annotations
 
-import re
-
 from sparklm.config import Config
-
-HIDDEN = "(hidden)"
-_SECRET = re.compile(
-    r"secret|password|token|access\.?key|credential", re.IGNORECASE
-)  # Spark's own rule, and a word more
+from sparklm.secrets import hide_credentials, shown_property
 
 
 def flat_settings(config: Config) -> dict[str, object]:
@@ -28,11 +22,8 @@ def described_settings(config: Config) -> list[tuple[str, object, str]]:
         for name, field in type(section).model_fields.items():
             value = getattr(section, name)
             if isinstance(value, dict):
-                rows += [(f"{section_name}.{name}.{key}", _safe(key, value[key]), "") for key in value]
+                rows += [(f"{section_name}.{name}.{key}", shown_property(key, value[key]), "") for key in value]
             else:
-                rows.append((f"{section_name}.{name}", value, field.description or ""))
+                shown = hide_credentials(value) if isinstance(value, str) else value
+                rows.append((f"{section_name}.{name}", shown, field.description or ""))
     return rows
-
-
-def _safe(key: str, value: object) -> object:
-    return HIDDEN if _SECRET.search(key) else value

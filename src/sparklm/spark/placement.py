@@ -75,8 +75,8 @@ class OnSpark:
 
     def run_tasks(self, work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
         """Do some orders in each task, as starting a task costs nearly as much as a small order."""
-        group = name_jobs(self._session, title)
-        watch = None if self._watcher is None else TaskCounter(self._context, group, title, self._watcher)
+        name_jobs(self._session, title)
+        watch = None if self._watcher is None else TaskCounter(self._context, title, self._watcher)
         return run_tasks(self._session, orders, work, self._most_tasks, watch)
 
     def find_duplicates(self, requests: Sequence[ShardRequest]) -> set[int]:

@@ -133,6 +133,9 @@ def event_log_properties(address: str | None) -> dict[str, str]:
 def _default_properties(master: str, logging_file: str) -> dict[str, str]:
     properties = {
         "spark.ui.showConsoleProgress": "false",  # sparklm shows its own
+        # What is known of an epoch's jobs is read at its end: until then they must not be forgotten.
+        "spark.ui.retainedJobs": "10000",
+        "spark.ui.retainedStages": "10000",
         # A barrier stage that cannot start, or whose tasks do not all arrive, is given up in minutes; Spark's own
         # limits are ten minutes and a year.
         "spark.barrier.sync.timeout": "600s",

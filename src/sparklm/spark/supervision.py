@@ -76,8 +76,8 @@ class Supervisor:
 class TaskCounter:
     """Tells how many tasks of the job that runs are done. Call it often, as a supervisor."""
 
-    def __init__(self, context: Any, group: str, title: str, watcher: TrainingWatcher) -> None:
-        self._tracker, self._group, self._title, self._watcher = context.statusTracker(), group, title, watcher
+    def __init__(self, context: Any, title: str, watcher: TrainingWatcher) -> None:
+        self._tracker, self._title, self._watcher = context.statusTracker(), title, watcher
         self._next_look = time.monotonic()
 
     def __call__(self) -> None:
@@ -85,9 +85,8 @@ class TaskCounter:
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + _LOOK_SECONDS
-        jobs = [self._tracker.getJobInfo(job) for job in self._tracker.getJobIdsForGroup(self._group)]
-        running = [job for job in jobs if job is not None and job.status == "RUNNING"]
-        stages = [self._tracker.getStageInfo(stage) for job in running for stage in job.stageIds]
+        jobs = [self._tracker.getJobInfo(job) for job in self._tracker.getActiveJobsIds()]
+        stages = [self._tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
         known = [stage for stage in stages if stage is not None]
         if known:
             done, total = sum(stage.numCompletedTasks for stage in known), sum(stage.numTasks for stage in known)

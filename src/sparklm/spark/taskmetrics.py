@@ -7,6 +7,7 @@ each figure of each task would take a second for a few hundred tasks.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
@@ -16,7 +17,9 @@ from sparklm.training.metrics import ClusterFigures
 from sparklm.training.placement import SessionFacts
 
 _MOST_TASKS = 100_000  # of a stage
+_MOST_KEPT = 2_000  # of an epoch, in tasks.jsonl
 _EVENTS_TIMEOUT_MS = 10_000
+_logger = logging.getLogger(__name__)
 
 
 def job_group_figures(context: Any, group: str, epoch: int) -> ClusterFigures:
@@ -24,11 +27,10 @@ def job_group_figures(context: Any, group: str, epoch: int) -> ClusterFigures:
 
     Where Spark no longer has them there are none: no metric is worth a run.
     """
-    from py4j.protocol import Py4JError
-
     try:
         return _read_figures(context, group, epoch)
-    except Py4JError:
+    except Exception:
+        _logger.warning("Spark's figures cannot be read", extra={"epoch": epoch + 1}, exc_info=True)
         return ClusterFigures()
 
 
@@ -51,12 +53,20 @@ def _read_figures(context: Any, group: str, epoch: int) -> ClusterFigures:
         min_task_ms=min(durations, default=None),
         mean_task_ms=sum(durations) / len(durations) if durations else None,
         failed_tasks=sum(task["status"] == "FAILED" for task in tasks),
-        tasks=sorted((_task_record(task, epoch) for task in tasks), key=lambda record: record.launched),
+        tasks=_worth_keeping([_task_record(task, epoch) for task in tasks]),
     )
 
 
 def read_session_facts(context: Any) -> SessionFacts:
     """Read the versions of what runs here, and what Spark keeps of RDDs and DataFrames, in memory and on disks."""
+    try:
+        return _read_session_facts(context)
+    except Exception:
+        _logger.warning("Spark's versions and storage cannot be read", exc_info=True)
+        return SessionFacts()
+
+
+def _read_session_facts(context: Any) -> SessionFacts:
     kept = list(context._jsc.sc().getRDDStorageInfo())
     status = context._jsc.sc().getExecutorMemoryStatus()
     return SessionFacts(
@@ -85,6 +95,12 @@ def group_tasks(context: Any, group: str) -> Iterator[dict[str, Any]]:
             for attempt in range(store.lastStageAttempt(stage_id).attemptId() + 1):
                 for task in read(store.taskList(stage_id, attempt, _MOST_TASKS)):
                     yield task | {"title": job.get("description", ""), "stage": stage_id}
+
+
+def _worth_keeping(tasks: list[TaskRecord]) -> list[TaskRecord]:
+    """Choose the tasks of an epoch that go into tasks.jsonl, in the order of their start: the lost and the longest."""
+    by_worth = sorted(tasks, key=lambda task: (task.status == "SUCCESS", -(task.seconds or 0.0)))
+    return sorted(by_worth[:_MOST_KEPT], key=lambda task: task.launched)
 
 
 def _task_record(task: dict[str, Any], epoch: int) -> TaskRecord:

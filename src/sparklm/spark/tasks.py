@@ -36,11 +36,10 @@ class Answer(NamedTuple):
     diverged: str | None = None
 
 
-def name_jobs(session: SparkSession, title: str) -> str:
+def name_jobs(session: SparkSession, title: str) -> None:
     """Say in Spark's own views what the jobs that follow are for; what stands before a comma names their group."""
     group = title.replace(":", "").partition(",")[0]
     session.sparkContext.setJobGroup(group, title)
-    return group
 
 
 def run_tasks(

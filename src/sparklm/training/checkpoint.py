@@ -187,7 +187,7 @@ def load_replica(run: Folder, commit: Commit, replica: int) -> dict[str, Tensor]
 
 def write_commit(run: Folder, commit: Commit) -> None:
     """Make a checkpoint count."""
-    step_folder(run, commit.step).write_text(_COMMIT, commit.model_dump_json(indent=2))
+    step_folder(run, commit.step).write_text(_COMMIT, commit.model_dump_json())
     _logger.info("checkpoint committed", extra={"step": commit.step, "replicas": len(commit.replicas)})
 
 

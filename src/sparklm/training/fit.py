@@ -32,8 +32,8 @@ class Watcher(TrainingWatcher, Protocol):
     def training_starts(self, step: int, plan: WindowPlan) -> None:
         """Training begins or goes on at a step."""
 
-    def epoch_starts(self, epoch: int, rounds: Sequence[Round]) -> None:
-        """The rounds of an epoch, or those that are left of it, are about to be done."""
+    def epoch_starts(self, epoch: int, rounds: Sequence[Round], seconds_before: float) -> None:
+        """The rounds of an epoch, or those that are left of it after so many seconds, are about to be done."""
 
     def epoch_done(self, record: EpochRecord, steps: Sequence[StepRecord], sample: EpochSample | None) -> None:
         """An epoch is done and recorded: its figures, its logged steps, what the model says now."""
@@ -79,7 +79,7 @@ def fit(
         if stopped_early:
             break
         protect, ahead = _best_step(plan, records), list(rounds)
-        watcher.epoch_starts(epoch, ahead)
+        watcher.epoch_starts(epoch, ahead, time.monotonic() - epoch_began)
         retries = placement.train(run, config, ahead, watcher, protect)
         end = placement.end_epoch(run, config, epoch, ahead[-1].stop)
         now = time.monotonic()
@@ -193,13 +193,13 @@ def _recover(
     """
     if step == 0:
         return 0.0
-    totals = [part.totals for part in read_commit(run, step).replicas]
-    seconds = EpochTotals.of_all(totals, in_turn=placement.takes_turns).seconds
+    parts = [part.totals for part in read_commit(run, step).replicas]
+    seconds = EpochTotals.of_all(parts, in_turn=placement.takes_turns).known_seconds
     epoch = plan.epoch_of(step - 1)
     completed = _completed_epochs(plan, step)
     if completed == epoch:
         return seconds
     if len(chronicle.records) < completed:
         end = placement.end_epoch(run, config, epoch, step)
-        chronicle.add(epoch, seconds, end, ClusterFigures(), None, None)
+        chronicle.add(epoch, end.totals.known_seconds, end, ClusterFigures(), None, None)
     return 0.0

@@ -68,4 +68,5 @@ def read_lines(run: Folder, name: str, kind: type[Line]) -> list[Line]:
     """Read a file of lines; empty when there is none."""
     if not run.exists(name):
         return []
-    return [kind.model_validate_json(line) for line in run.read_text(name).splitlines()]
+    # Not by `splitlines`, which would cut at other characters, too; a sample may hold any.
+    return [kind.model_validate_json(line) for line in run.read_text(name).split("\n") if line]

@@ -30,7 +30,7 @@ from sparklm.text.windows import Int64Array, WindowPlan, Windows, derive_seed
 from sparklm.training.history import StepRecord
 from sparklm.training.metrics import EpochTotals
 from sparklm.training.optim import average_decay, build_optimizer, learning_rate
-from sparklm.training.phases import PhaseClock, StepProgress, add_phases
+from sparklm.training.phases import WORKING_PHASES, Phase, PhaseClock, StepProgress, add_phases
 from sparklm.training.readahead import read_ahead
 from sparklm.training.strategies import Round, outer_step
 from sparklm.training.vectors import Codec, flatten, unflatten
@@ -66,7 +66,7 @@ class Trainer:
         self.totals = EpochTotals()
         self.steps: list[StepRecord] = []  # those of this epoch that are logged
         self.clock = PhaseClock()
-        self._rate_since = time.perf_counter(), 0  # and the step then
+        self._logged_at = 0.0, 0  # seconds of work and tokens of this epoch, when a step was last logged
         self._log_every = max(config.output.log_every_steps, -(-plan.epoch_end(0) // _MOST_LOGGED_STEPS))
         seed = _torch_seed(config.training.seed, _INITIALISATION)
         self.model = build_model(config, dataset.manifest.vocab_size, embeddings_VE, seed=seed).to(self.device)
@@ -94,9 +94,8 @@ class Trainer:
         """Do a round's steps: the whole of them, or, where gradients are shared, up to the gradient."""
         assert round_.start == self.step, f"round starts at step {round_.start}, the replica is at {self.step}"
         if self.plan.epoch_of(self.step - 1) != round_.epoch or self.step == 0:
-            self.totals, self.steps = EpochTotals(), []
+            self.totals, self.steps, self._logged_at = EpochTotals(), [], (0.0, 0)
         begun, begun_cpu = time.perf_counter(), time.process_time()
-        self._rate_since = begun, self.step
         length = {"epoch": round_.epoch + 1, "steps": round_.stop - round_.start}
         _logger.info("round begins", extra=self._figures(**length))
         logs_steps = _logger.isEnabledFor(TRACE)
@@ -111,6 +110,8 @@ class Trainer:
                     if not self._gives_gradients:
                         self._update(self.step, loss=loss)
                 self.step += 1
+                if not self._gives_gradients:
+                    self._log_step()
                 if logs_steps:
                     _logger.log(TRACE, "step done", extra=self._figures(loss=loss))
                 if on_step is not None:
@@ -167,6 +168,8 @@ class Trainer:
             else:
                 self._apply_changes(mean)
                 self.check_weights()
+        if self._gives_gradients:
+            self._log_step()
         taken_bytes, seconds = mean.numel() * mean.element_size(), time.perf_counter() - begun
         num_bytes = self.codec.encoded_bytes(mean.numel()) + taken_bytes
         self.totals = self.totals.plus(seconds=seconds, exchanged_bytes=num_bytes)
@@ -227,7 +230,7 @@ class Trainer:
         self._unsaid = outer["unsaid"].to(self.device, copy=True) if "unsaid" in outer else None
         average = tensors_below(tensors, "average/")
         self.average = {name: tensor.to(self.device, copy=True) for name, tensor in average.items()}
-        self.step = step
+        self.step, self._logged_at = step, (0.0, 0)
         self.awaits_mean = self.meets
         every = self.config.distributed.meeting_every_steps or 1
         epoch_start = self.plan.epoch_end(self.plan.epoch_of(step - 1) - 1)
@@ -265,30 +268,39 @@ class Trainer:
         if not self._gives_changes:
             self._update_average(step, step + 1)
         self.totals = self.totals.with_update(gradient_norm=norm, learning_rate=rate)
-        done = step + 1
-        ends_epoch = done == self.plan.epoch_end(self.plan.epoch_of(step))
-        if self.replica < NUM_LOGGING_REPLICAS and (done % self._log_every == 0 or ends_epoch):
-            self._log_step(done, norm, rate)
 
-    def _log_step(self, done: int, gradient_norm: float, rate: float) -> None:
-        """Keep a line for steps.jsonl; the rate is that since the line before, or since the round began."""
-        (since, first), now = self._rate_since, time.perf_counter()
-        self._rate_since = now, done
-        tokens = (done - first) * self.plan.batch_size * self.config.data.window_size
+    def _log_step(self) -> None:
+        """Keep a line of the step just done for steps.jsonl, if it is its turn.
+
+        Tokens are counted over the time of work since the line before, or, in a replica from a checkpoint, since the
+        epoch began.
+        """
+        epoch = self.plan.epoch_of(self.step - 1)
+        is_due = self.step % self._log_every == 0 or self.step == self.plan.epoch_end(epoch)
+        if not is_due or self.replica >= NUM_LOGGING_REPLICAS:
+            return
+        since, tokens_before = self._logged_at
+        phases = self._phases()
+        worked = sum(phases.get(phase, 0.0) for phase in WORKING_PHASES)
+        self._logged_at = worked, self.totals.tokens
         self.steps.append(
             StepRecord(
-                step=done,
-                epoch=self.plan.epoch_of(done - 1) + 1,
+                step=self.step,
+                epoch=epoch + 1,
                 time=time.time(),
                 loss=self.totals.last_loss,
-                learning_rate=rate,
-                gradient_norm=gradient_norm,
-                tokens_per_second=tokens / (now - since),
+                learning_rate=self.totals.learning_rate,
+                gradient_norm=self.totals.last_gradient_norm,
+                tokens_per_second=(self.totals.tokens - tokens_before) / (worked - since),
             )
         )
 
+    def _phases(self) -> dict[Phase, float]:
+        """Give the times of this epoch so far."""
+        return add_phases([self.totals.phases, self.clock.read()])
+
     def _progress(self) -> StepProgress:
-        phases = add_phases([self.totals.phases, self.clock.read()])
+        phases = self._phases()
         return StepProgress(step=self.step, loss=self.totals.last_loss, tokens=self.totals.tokens, phases=phases)
 
     def _apply_changes(self, mean: Tensor) -> None:

@@ -45,6 +45,7 @@ class EpochTotals(BaseModel):
     gradient_min: float = _NO_GRADIENT_YET
     learning_rate: float = 0.0
     last_loss: float = 0.0
+    last_gradient_norm: float = 0.0
     exchanged_bytes: int = 0
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -74,6 +75,7 @@ class EpochTotals(BaseModel):
                 "gradient_max": max(self.gradient_max, gradient_norm),
                 "gradient_min": min(self.gradient_min, gradient_norm),
                 "learning_rate": learning_rate,
+                "last_gradient_norm": gradient_norm,
             }
         )
 
@@ -91,7 +93,8 @@ class EpochTotals(BaseModel):
 
         Where they worked at the same time, the time of all is that of the slowest, and a phase took its mean.
         """
-        others = ("gradient_max", "gradient_min", "learning_rate", "last_loss", "seconds", "exchanged_bytes", "phases")
+        of_first = {name: getattr(replicas[0], name) for name in ("learning_rate", "last_loss", "last_gradient_norm")}
+        others = {*of_first, "gradient_max", "gradient_min", "seconds", "exchanged_bytes", "phases"}
         summed = {
             name: sum(getattr(totals, name) for totals in replicas) for name in cls.model_fields if name not in others
         }
@@ -99,14 +102,18 @@ class EpochTotals(BaseModel):
         seconds = [totals.seconds for totals in replicas]
         return cls(
             **summed,
+            **of_first,
             gradient_max=max(totals.gradient_max for totals in replicas),
             gradient_min=min(totals.gradient_min for totals in replicas),
-            learning_rate=replicas[0].learning_rate,
-            last_loss=replicas[0].last_loss,
             exchanged_bytes=max(totals.exchanged_bytes for totals in replicas),
             seconds=sum(seconds) if in_turn else max(seconds),
             phases=phases if in_turn else {phase: value / len(replicas) for phase, value in phases.items()},
         )
+
+    @property
+    def known_seconds(self) -> float:
+        """Time of the epoch as far as replicas know it."""
+        return max(self.seconds, sum(self.phases.values()))
 
     @property
     def loss(self) -> float:
