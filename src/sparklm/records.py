@@ -18,8 +18,8 @@ def read_record(folder: Folder, name: str, kind: type[Record], expected_format: 
     found = values.get("format") if isinstance(values, dict) else None
     if found != expected_format:
         raise UserError(
-            f"{folder.address(name)}: format {found!r}, but this sparklm reads {expected_format!r}; use the version that "
-            "wrote it, or begin anew"
+            f"{folder.address(name)}: format {found!r}, but this sparklm reads {expected_format!r}; use the version "
+            "that wrote it, or begin anew"
         )
     try:
         return kind.model_validate(values)

@@ -76,7 +76,7 @@ def test_rates_shares_and_the_time_left_are_those_of_what_was_told() -> None:
     training = tracker.status.training
     assert (training.epoch, training.round, training.rounds, training.step) == (1, 2, 2, 5)
     assert training.loss == 0.0
-    assert training.tokens_per_second == pytest.approx(200)
+    assert training.tokens_per_second == pytest.approx(400 / 1.7), "of a second of work"
     assert training.data_share == pytest.approx(0.05)
     assert training.exchange_share == pytest.approx(0.15)
     assert training.overhead_share == pytest.approx(0.15)
@@ -133,7 +133,7 @@ def a_status() -> Status:
 
 def test_plain_lines_hold_every_figure_once_an_interval() -> None:
     place = "epoch 1/2, round 1/2, step 2/20, 3:00 left"
-    figures = "loss 2.500, 1,200 tokens/s, data 0 %, exchange 0 %, overhead 10 %, 1 retry"
+    figures = "loss 2.500, 1,333 tokens/s, data 0 %, exchange 0 %, overhead 10 %, 1 retry"
     assert plain(a_status()) == f"  {place}, {figures}\n"
 
 
@@ -157,7 +157,7 @@ def test_a_terminal_shows_the_bar_and_the_figures_and_leaves_only_what_was_said(
     assert "  [not markup]" in shown
     assert "epoch 1/2, round 1/2" in shown
     assert "━" in shown
-    assert "loss 2.500 · 1,200 tokens/s · data 0 %" in shown
+    assert "loss 2.500 · 1,333 tokens/s · data 0 %" in shown
 
 
 def test_a_run_is_followed_by_its_file(tmp_path: Path) -> None:
@@ -171,12 +171,37 @@ def test_a_run_is_followed_by_its_file(tmp_path: Path) -> None:
     tracker.step_done(StepProgress(step=7, loss=1.5, tokens=10, phases={}))
     tracker.note("half way")
     assert watch(run, view, interval_seconds=0.1, once=True) is None
-    assert view.said == ["Preparing the text", "half way"]
+    assert view.said[:2] == ["Preparing the text", "half way"]
+    assert view.said[2].startswith("epoch 1/2, round 2/2, step 7/20")
+    assert not view.is_open
+    run.write_text("config.json", "{}")  # or else it is a run that never began
     assert view.shown[-1].training.step == 7
     tracker.end("finished")
     again = Remembers()
     assert watch(run, again, interval_seconds=0.1) == "finished"
     assert not again.is_open
+
+
+def test_of_a_run_that_never_began_nothing_is_left(tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    with pytest.raises(UserError), Tracker(StatusFile(Folder(str(place)))) as tracker:
+        tracker.stage("Preparing the text")
+        assert (place / STATUS).exists()
+        raise UserError("no text")
+    assert not place.exists()
+
+
+def test_a_retry_begins_the_rate_anew() -> None:
+    clock = Clock()
+    tracker = Tracker(clock=clock)
+    tracker.training_starts(0, PLAN)
+    tracker.epoch_starts(0, rounds_of(0), 0.0)
+    for step in (3, 4, 1, 2):
+        if step == 1:
+            tracker.retry("replica 1 is gone")
+        clock.now += 1
+        tracker.step_done(StepProgress(step=step, loss=1.0, tokens=100 * step, phases={"fit": float(step)}))
+    assert tracker.status.training.tokens_per_second == pytest.approx(100)
 
 
 def test_a_run_whose_process_was_killed_is_not_waited_for(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from sparklm.training.checkpoint import (
 )
 from sparklm.training.fit import should_stop
 from sparklm.training.heartbeat import Heartbeat, read_beat
-from sparklm.training.history import SAMPLES, STEPS, EpochSample, StepRecord, read_lines
+from sparklm.training.history import SAMPLES, STEPS, EpochSample, StepRecord, read_lines, write_lines
 from sparklm.training.loop import Trainer, choose_device
 from sparklm.training.metrics import CpuMeter, EpochRecord, read_metrics
 from sparklm.training.optim import learning_rate
@@ -296,6 +296,12 @@ def test_the_model_speaks_after_every_epoch(finished_run: Path, corpus_file: Pat
     (sample,) = read_lines(Folder(str(tmp_path / "run")), SAMPLES, EpochSample)
     assert sample.prompt == "The quick"
     assert (tmp_path / "run" / "sample.txt").read_text() == sample.text + "\n"
+
+
+def test_samples_may_hold_any_character(tmp_path: Path) -> None:
+    sample = EpochSample(epoch=1, step=1, prompt="a\u2028b\x85", text="a\u2028b\x85\r\n\x1c\u2029c")
+    write_lines(Folder(str(tmp_path)), SAMPLES, [sample, sample])
+    assert read_lines(Folder(str(tmp_path)), SAMPLES, EpochSample) == [sample, sample]
 
 
 def test_steps_are_logged_as_often_as_asked_for(corpus_file: Path, tmp_path: Path) -> None:

@@ -372,9 +372,7 @@ class OutputConfig(Section):
     metrics: NonEmptyText | None = Field(None, description="also write metrics.csv here")
     statistics: NonEmptyText | None = Field(None, description="also write stats.txt here")
     text: NonEmptyText | None = Field(None, description="also write the generated text here")
-    log_every_steps: PositiveInt = Field(
-        10, description="steps from one line of steps.jsonl to the next; as the run began"
-    )
+    log_every_steps: PositiveInt = Field(10, description="steps between two lines of steps.jsonl; as the run began")
     tensorboard: bool = Field(False, description="write event files for TensorBoard into the run folder")
     mlflow: NonEmptyText | None = Field(None, description="address of an MLflow tracking server to tell of the run")
 
