@@ -36,9 +36,11 @@ def epoch_record(epoch: int) -> EpochRecord:
         duration_seconds=2.75,
         totals=totals,
         validation=Evaluation(loss=3.1 / epoch, accuracy=0.1, nearest_accuracy=0.1, tokens=50, is_probability=True),
+        bytes_per_token=2.0,
         cluster=ClusterFigures(),
         cpu_loads=None,
         python_rss_bytes=2**28,
+        gpu_memory_bytes=None,
         retries=0,
     )
 

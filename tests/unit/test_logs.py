@@ -26,9 +26,11 @@ Written = Callable[[], str]  # gives what was written since it was last asked
 def written(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Written]:
     """What is written to standard error; the log is afterwards as it was before anybody set it up."""
     monkeypatch.setattr(logs, "_installed", None)
+    before = logs._ids.set({})  # a run in this process may have left its id
     logger, root = logging.getLogger("sparklm"), logging.getLogger()
     handlers_of_root = list(root.handlers)
     yield lambda: capsys.readouterr().err
+    logs._ids.reset(before)
     assert root.handlers == handlers_of_root, "the root logger belongs to the user"
     logs.set_up("WARN", "text")  # takes back the hold on Python's warnings
     logger.handlers.clear()

@@ -149,9 +149,11 @@ class OnSpark:
             try:
                 attempt(supervisor)
                 return retries
+            except TrainingDivergedError:
+                raise
             except JobError as error:
-                reason = error if isinstance(error, TrainingDivergedError) else supervisor.explain(error)
-                if not isinstance(reason, JobError) or isinstance(reason, TrainingDivergedError):
+                reason = supervisor.explain(error)
+                if type(reason) is not JobError:  # trying again would not change it
                     raise reason from error
                 if retries == distributed.max_retries:
                     raise JobError(
