@@ -186,6 +186,8 @@ def _statistics(facts: RunFacts) -> Table | Missing:
         return facts.statistics
     rows: list[list[str]] = [["figure", "value"]]
     for name, value in facts.statistics.items():
+        if isinstance(value, list):  # of the epochs, which have a table of their own
+            continue
         parts = value.items() if isinstance(value, dict) else [("", value)]
         rows += [[f"{name}: {part}" if part else name, _plain(one)] for part, one in parts]
     return Table(rows, is_text=True)
