@@ -12,9 +12,9 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.
 run: $(VENV)/.installed
 	$(BIN)/sparklm train $(ARGS)
 
-# Two processes, each with a Spark session of its own; more threads than cores would make torch crawl.
+# Three processes, each with a Spark session of its own: on two cores, as tests mostly wait. One thread each, or torch crawls.
 test: $(VENV)/.installed-dev $(MLFLOW)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 test-long: $(VENV)/.installed-dev
 	for time in $$(seq $(or $(TIMES),1)); do $(BIN)/python -m pytest -m 'long or spark' tests/faults tests/cluster tests/unit/test_memory.py || exit 1; done

@@ -41,7 +41,7 @@ def main(corpus: str, run: str, event_log: str) -> None:
     placement.session.range(0, 1000, 1, 3).repartition(4, "id").count()
     context.setJobGroup(FAILURE, FAILURE)
     run_tasks(placement.session, ["go", "fail"], fail_at_first)
-    print(json.dumps({group: job_group_figures(context, group).model_dump() for group in (SHUFFLE, FAILURE)}))
+    print(json.dumps({group: job_group_figures(context, group, 0).model_dump() for group in (SHUFFLE, FAILURE)}))
     placement.stop()
 
 

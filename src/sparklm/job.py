@@ -18,7 +18,7 @@ from sparklm.config import Config
 from sparklm.errors import UserError
 from sparklm.inference.generate import Sampling, generate_text, opening_of
 from sparklm.inference.model_zip import TrainedModel, load_model, pack_model
-from sparklm.logs import identify
+from sparklm.logs import forget, identify
 from sparklm.models.shape import check_embeddings
 from sparklm.progress import STATUS
 from sparklm.report.exporters import Exporter, check_exporters, exporting
@@ -86,11 +86,13 @@ def train(
             watcher.note("this run has no checkpoint yet: training starts from the beginning")
     else:
         record, dataset = _begin(config, run, placement, watcher)
-    identify(run=record.run_id)
+    identified = identify(run=record.run_id)
     # What may change from one session to the next is as this session says.
     record = record.model_copy(update={"config": config})
     with exporting(run, record, config.output, watcher.warn) as exporters:
-        return _train(run, record, dataset, placement, watcher, exporters, time.monotonic() - began)
+        result = _train(run, record, dataset, placement, watcher, exporters, time.monotonic() - began)
+    forget(identified)  # not when something goes wrong: that is still to be logged
+    return result
 
 
 def _train(

@@ -17,7 +17,7 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -110,9 +110,14 @@ def log_context(**ids: object) -> Iterator[None]:
         _ids.reset(token)
 
 
-def identify(**ids: object) -> None:
-    """Give ids to all that this thread logs from here on."""
-    _ids.set(_joined(ids))
+def identify(**ids: object) -> Token[Mapping[str, object]]:
+    """Give ids to all that this thread logs from here on, until they are forgotten."""
+    return _ids.set(_joined(ids))
+
+
+def forget(identified: Token[Mapping[str, object]]) -> None:
+    """Take ids back."""
+    _ids.reset(identified)
 
 
 def current_ids() -> Mapping[str, object]:

@@ -33,12 +33,14 @@ def test_every_command_in_the_readme_works(tmp_path: Path) -> None:
     for command in commands((ROOT / "README.md").read_text()):
         # `make run` belongs to the checkout; its run goes to the test's own folder, and ends before it is good.
         is_make = command.startswith("make ")
+        added = (
+            {"ARGS": f"--run {tmp_path}/runs/first --set training.max_steps=100", "MAKEFLAGS": ""} if is_make else {}
+        )
         result = subprocess.run(
             command,
             shell=True,
             cwd=ROOT if is_make else tmp_path,
-            env=environment
-            | ({"ARGS": f"--run {tmp_path}/runs/first --set training.max_steps=100"} if is_make else {}),
+            env=environment | added,
             capture_output=True,
             text=True,
             timeout=600,

@@ -111,7 +111,7 @@ def tell(exporter: Exporter, run: Path, epoch: int) -> None:
 
 
 def only_run(server: Server, record: RunRecord) -> Any:
-    experiment = client(server).get_experiment_by_name("an experiment")
+    experiment = client(server).get_experiment_by_name(record.config.spark.app_name)
     (run,) = client(server).search_runs(
         [experiment.experiment_id], f"tags.`sparklm.run_id` = '{record.run_id}'", max_results=10
     )

@@ -23,7 +23,9 @@ def log_as_before(on_spark: OnSpark, monkeypatch: pytest.MonkeyPatch) -> Iterato
     environment = on_spark.session.sparkContext.environment
     before, logger = dict(environment), logging.getLogger("sparklm")
     monkeypatch.setattr(logs, "_installed", None)
+    ids = logs._ids.set({})  # a run that failed in this process has left its id
     yield
+    logs._ids.reset(ids)
     environment.clear()
     environment.update(before)
     logger.handlers.clear()

@@ -182,7 +182,7 @@ def test_all_strategies_see_the_same_tokens_in_the_same_steps() -> None:
         assert config.distributed.replicas * config.training.batch_size == 4
         assert config.training.max_steps == 4096 // (4 * 32)
     names = [method.name for method in strategies.methods([0.7, 0.9])]
-    assert len(set(names)) == len(names) == 10
+    assert len(set(names)) == len(names) == 12
 
 
 def comparison():

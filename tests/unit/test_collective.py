@@ -17,6 +17,7 @@ from sparklm.training.vectors import BLOCK, Codec, ordered_mean
 PROGRAM = """
 import hashlib, json, sys, torch
 from sparklm.training.collective import Whereabouts, joined_group, hold_port
+from sparklm.training.phases import PhaseClock
 from sparklm.training.vectors import Codec
 rank, lossy, port = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 listener = None
@@ -30,7 +31,7 @@ with joined_group(rank, everyone, listener, 60) as group:
     results = []
     for kind in ("none", "int8"):
         codec = Codec(kind=kind, num_lossy=lossy)
-        results.append(hashlib.sha256(group.mean([codec.round_trip(vector)], codec).numpy()).hexdigest())
+        results.append(hashlib.sha256(group.mean([codec.round_trip(vector)], codec, PhaseClock()).numpy()).hexdigest())
     texts = group.gather([f"replica {rank}" * (rank + 1)])
 print(json.dumps({"means": results, "texts": texts}))
 """

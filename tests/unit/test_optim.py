@@ -187,7 +187,7 @@ def test_averaged_weights_are_what_is_evaluated_and_saved(corpus_file: Path, tmp
     assert torch.allclose(trainer.average["model.norm.weight"], expected)
     # and the evaluation leaves the weights of training as they were
     before = trainer.model.model.norm.weight.detach().clone()
-    with trainer._averaged_weights():
+    with trainer.averaged_weights():
         assert torch.equal(trainer.model.model.norm.weight, trainer.average["model.norm.weight"])
     assert torch.equal(trainer.model.model.norm.weight, before)
 
