@@ -8,7 +8,9 @@ CORPUS is a file or a folder of text. Both sides train in this process, with all
   phases, samples, metrics.csv, event files.
 * *Bare* has the same steps, checkpoints and evaluations, and none of these; only the sums that a checkpoint must hold.
 
-The rate is that of all epochs: tokens over the time from the first step to the end of the last evaluation. With Spark
+The rate is that of all epochs: tokens over the time from the first step to the end of the last evaluation. On a machine
+that is not steady it says little of one percent; so the time inside everything that records is taken, too, in one more
+training, and set against the time of its epochs. With Spark
 there is one thing more, on the driver: at the end of an epoch it reads what became of the tasks. That is timed by
 itself, for epochs of few and of many tasks.
 """
@@ -20,8 +22,9 @@ import contextlib
 import io
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from reporting import machine, markdown, publish, spread
@@ -33,6 +36,7 @@ from sparklm.config.resolve import resolve
 from sparklm.console import PlainView
 from sparklm.models import count_parameters
 from sparklm.progress import StatusFile, Tracker
+from sparklm.report.tensorboard import TensorBoard
 from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset
@@ -89,6 +93,55 @@ def seconds_of(config: Config, *, recorded: bool) -> float:
         return sum(record.TimeStamp for record in result.records) / 1000
 
 
+class Stopwatch:
+    """Adds up the time inside some functions, each counted where it is called from outside."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._is_inside = False
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            if self._is_inside:
+                return function(*arguments, **named)
+            self._is_inside, began = True, time.perf_counter()
+            try:
+                return function(*arguments, **named)
+            finally:
+                self._is_inside = False
+                self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+
+        return call
+
+
+def time_inside(config: Config) -> str:
+    """Train once more, with a clock in everything that records."""
+    watch = Stopwatch()
+    places = (
+        ("logged steps", Trainer, "_log_step"),
+        ("how far it is", Trainer, "_progress"),
+        ("progress, status.json", Tracker, "step_done"),
+        ("samples", epoch_end, "_let_speak"),
+        ("files of records", fit, "write_lines"),
+        ("event files", TensorBoard, "epoch"),
+    )
+    with contextlib.ExitStack() as patches:
+        for name, owner, function in places:
+            patches.enter_context(mock.patch.object(owner, function, watch.timed(name, getattr(owner, function))))
+        whole = seconds_of(config, recorded=True)
+    clock, calls = PhaseClock(), 100_000
+    began = time.perf_counter()
+    for _ in range(calls):
+        with clock("fit"):
+            pass
+    steps = max(1, config.training.max_steps or 0)
+    watch.seconds["phases"] = (time.perf_counter() - began) / calls * 2 * steps
+    rows = [[name, f"{1000 * value:.1f}", f"{value / whole:.3%}"] for name, value in watch.seconds.items()]
+    total = sum(watch.seconds.values())
+    rows.append(["all", f"{1000 * total:.1f}", f"{total / whole:.3%}"])
+    return markdown(["recording", "ms", f"of {whole:.1f} s"], rows)
+
+
 def compare(config: Config, tokens: int, repeats: int) -> str:
     """Train both ways in turn."""
     rates: dict[str, list[float]] = {"bare": [], "recorded": []}
@@ -126,6 +179,10 @@ def time_figures() -> str:
     return markdown(["tasks of the epoch", "ms to read them"], rows[1:])
 
 
+def bounded(config: Config, steps: int) -> Config:
+    return config.model_copy(update={"training": config.training.model_copy(update={"max_steps": steps})})
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=Path)
@@ -157,7 +214,7 @@ def main() -> None:
         seconds_of(resolve(preset=given.preset, flags=warm_up).config, recorded=True)
         plan = job.make_plan(config, dataset)
         tokens = plan.total_steps * config.training.batch_size * config.data.window_size
-        table = compare(config, tokens, given.repeats)
+        table = f"{compare(config, tokens, given.repeats)}\n\n{time_inside(bounded(config, plan.total_steps))}"
         parameters = count_parameters(config, dataset.manifest.vocab_size)
     introduction = (
         f"{given.corpus.name}, `{given.preset}` with {parameters / 1e6:.2f} M parameters, {plan.total_steps} steps in "

@@ -25,7 +25,7 @@ from sparklm.training.metrics import EpochTotals, Evaluation
 from sparklm.training.replicas import keep_in_memory, replica_at
 
 _logger = logging.getLogger(__name__)
-_LONGEST_SAMPLE = 40  # tokens
+_LONGEST_SAMPLE = 24  # tokens: more would take a percent of an epoch of some seconds
 
 
 class EpochEndOrder(BaseModel):
