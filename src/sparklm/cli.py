@@ -403,9 +403,9 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Show a run, finished or not, as text and as a page with charts; or compare several.
+    """Show a run, or compare several, as text and as a page.
 
-    The page is one HTML file that needs no network.
+    The run may be finished or not. The page has charts, and is one HTML file that needs no network.
     """
     from sparklm.report.comparison import comparison_text
     from sparklm.report.facts import gather_facts
@@ -432,7 +432,7 @@ def watch(
     interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once, and do not wait.")] = False,
 ) -> None:
-    """Follow a run that another process trains, here or elsewhere, until it ends."""
+    """Follow a run that is under way, here or elsewhere."""
     from rich.console import Console
 
     from sparklm.console import console_view
