@@ -31,7 +31,7 @@ _STATE_PER_PARAMETER = {"sgd": 0, "nesterov": 1, "adam": 2, "adamw": 2}
 _MUON_STATE, _REST_STATE = 1, 2
 # Muon takes all matrices of one shape through its iteration together: directions, their stack, and intermediate ones.
 _MUON_COPIES = 6
-# Tensors become bytes one by one, and these one file.
+# On the way to storage that is no local disk, tensors become the bytes of one file; elsewhere this is a margin.
 _COPIES_OF_A_CHECKPOINT = 2
 # A chunk of scores, its softmax, and its gradient.
 _COPIES_OF_SCORES = 3
