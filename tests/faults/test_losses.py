@@ -39,7 +39,7 @@ def stop(beat: Beat) -> None:
 
 def starve(beat: Beat) -> None:
     """Forbid it to write files, so that the next checkpoint raises."""
-    resource.prlimit(beat.process_id, resource.RLIMIT_FSIZE, (1000, 1000))
+    resource.prlimit(beat.process_id, resource.RLIMIT_FSIZE, (2000, 2000))
 
 
 def patience(act: Callable[[Beat], None]) -> str:

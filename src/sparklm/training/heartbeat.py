@@ -76,7 +76,8 @@ class Heartbeat:
             kind = kinds.get(type(error), "other")
             lines = [line for line in traceback.format_exc().splitlines() if line.strip(" ^~")]
             text = "\n".join(lines[-_LINES_OF_LOG:]) if kind == "other" else str(error)
-            self._beat = self._beat.model_copy(update={"failure": text, "kind": kind})
+            # Without the rest, as a disk that is nearly full may have room for the reason.
+            self._beat = self._beat.model_copy(update={"failure": text, "kind": kind, "progress": None})
             self._write()
             raise
 
