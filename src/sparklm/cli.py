@@ -409,20 +409,21 @@ def report(
     """
     from sparklm.report.comparison import comparison_text
     from sparklm.report.facts import gather_facts
-    from sparklm.report.page import report_page
+    from sparklm.report.page import page_of
     from sparklm.report.text import report_text
     from sparklm.storage import Folder, split_address
     from sparklm.training.run import REPORT
 
     folders = [Folder(run) for run in runs]
+    all_facts = [gather_facts(folder) for folder in folders]
     if len(folders) == 1:
         print(report_text(folders[0]))
         address = out or folders[0].address(REPORT)
     else:
-        print(comparison_text([gather_facts(folder) for folder in folders]))
+        print(comparison_text(all_facts))
         address = out or REPORT
     place, name = split_address(address)
-    place.write_text(name, report_page(folders))
+    place.write_text(name, page_of(all_facts))
     print(f"\n  {address}")
 
 

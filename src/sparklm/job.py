@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from sparklm.config import Config
 from sparklm.errors import UserError
-from sparklm.inference.generate import Sampling, generate_text, opening_of
+from sparklm.inference.generate import Sampling, generate_text, prompt_of
 from sparklm.inference.model_zip import TrainedModel, load_model, pack_model
 from sparklm.logs import forget, identify
 from sparklm.models.shape import check_embeddings
@@ -111,7 +111,7 @@ def _train(
         f"{count(record.threads, 'thread')}"
     )
     placement.prepare_training(config, dataset.manifest.vocab_size, record.threads, watcher)
-    result = fit(run, record, plan, placement, watcher, exporters)
+    result = fit(run, record, dataset, plan, placement, watcher, exporters)
     trained_at = time.monotonic()
     if result.stopped_early:
         watcher.note(f"stopped early after epoch {len(result.records)}: validation no longer improves")
@@ -295,7 +295,7 @@ def write_model_task(order: str) -> str:
 
 def _write_sample(run: Folder, config: Config, trained: TrainedModel, dataset: Dataset, watcher: JobWatcher) -> str:
     generation = config.generation
-    prompt = generation.prompt if generation.prompt is not None else opening_of(dataset)
+    prompt = prompt_of(generation, dataset)
     generated = generate_text(trained, prompt, generation.max_new_tokens, Sampling.of(generation))
     if generated.note is not None:
         watcher.note(generated.note)

@@ -22,7 +22,7 @@ from sparklm.storage import Folder
 from sparklm.text.windows import WindowPlan
 from sparklm.training.history import EpochSample, StepRecord
 from sparklm.training.metrics import EpochRecord
-from sparklm.training.phases import WORKING_PHASES, StepProgress
+from sparklm.training.phases import StepProgress, working_seconds
 from sparklm.training.run import CONFIG
 from sparklm.training.strategies import Round
 from sparklm.wording import count
@@ -211,7 +211,7 @@ class Tracker:
 
     def _rate(self, progress: StepProgress) -> float | None:
         """Give the tokens of a second of work lately; replicas that take turns or wait for a slot are not at work."""
-        worked = sum(progress.phases.get(phase, 0.0) for phase in WORKING_PHASES)
+        worked = working_seconds(progress.phases)
         self._worked.append((worked, progress.tokens))
         while len(self._worked) > 2 and self._worked[1][0] <= worked - _RATE_SECONDS:
             self._worked.popleft()

@@ -15,6 +15,7 @@ from sparklm.training.fit import FitResult
 from sparklm.training.metrics import EpochRecord
 from sparklm.training.placement import Placement
 from sparklm.training.run import RunRecord
+from sparklm.wording import text_table
 
 STATS_JSON, STATS_TEXT = "stats.json", "stats.txt"
 _GIT_SECONDS = 5.0
@@ -107,9 +108,7 @@ def as_text(facts: Mapping[str, object]) -> str:
     lines = [f"{name}: {_shown(value)}" for name, value in facts.items() if not isinstance(value, list)]
     for name, rows in ((name, value) for name, value in facts.items() if isinstance(value, list) and value):
         cells = [list(rows[0]), *([_rounded(value) for value in row.values()] for row in rows)]
-        widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-        lines += ["", f"{name}:"]
-        lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+        lines += ["", f"{name}:", *text_table(cells)]
     return "\n".join(lines) + "\n"
 
 

@@ -1,6 +1,8 @@
-"""Numbers in words."""
+"""Numbers in words, and tables of them."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 def size(num_bytes: int) -> str:
@@ -17,3 +19,19 @@ def size(num_bytes: int) -> str:
 def count(number: int, noun: str) -> str:
     """Give a number of things in words: `1 epoch`, `2 epochs`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def text_table(rows: Sequence[Sequence[str]], left: int = 0) -> list[str]:
+    """Lay out a table in columns: so many of the first to the left, figures to the right.
+
+    >>> text_table([("run", "loss"), ("a", "0.5")], left=1)
+    ['run  loss', 'a     0.5']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if place < left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

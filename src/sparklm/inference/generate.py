@@ -150,6 +150,11 @@ def generate_text(trained: TrainedModel, prompt: str, max_new_tokens: int, sampl
     return GeneratedText(text=prompt + continuation, note=note)
 
 
+def prompt_of(generation: GenerationConfig, dataset: Dataset) -> str:
+    """Give what a run's samples start with."""
+    return generation.prompt if generation.prompt is not None else opening_of(dataset)
+
+
 def opening_of(dataset: Dataset, length: int = 8, search: int = 4096) -> str:
     """Take the first words of a document, or else of a paragraph, that the model was not trained on."""
     stream = dataset.validation if len(dataset.validation) > length else dataset.train

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from itertools import zip_longest
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from sparklm.report.charts import (
 from sparklm.report.facts import Missing, RunFacts
 from sparklm.report.settings import flat_settings
 from sparklm.storage import Folder
+from sparklm.wording import text_table
 
 _SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "triangle-down", "cross", "star", "hexagon")
 _COLORS = (BLUE, ORANGE, GREEN, PURPLE, RED, SERIES[7], SERIES[8])
@@ -79,23 +79,15 @@ def comparison_text(all_facts: Sequence[RunFacts]) -> str:
     settings = differing_settings(all_facts)
     return "\n".join(
         [
-            *text_table(final_figures(all_facts)),
+            *text_table(final_figures(all_facts), left=1),
             "",
-            *(["Settings that differ:", *text_table(settings)] if len(settings) > 1 else ["No setting differs."]),
+            *(
+                ["Settings that differ:", *text_table(settings, left=1)]
+                if len(settings) > 1
+                else ["No setting differs."]
+            ),
         ]
     )
-
-
-def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lay out a table in columns: the first to the left, figures to the right."""
-    widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
-    return [
-        "  ".join(
-            cell.rjust(width) if place else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def validation_curves(all_facts: Sequence[RunFacts]) -> Plot | Missing:

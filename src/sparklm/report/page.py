@@ -35,7 +35,11 @@ def write_report(run: Folder) -> str:
 
 def report_page(runs: Sequence[Folder]) -> str:
     """Make the page of a run, finished or not; of several, a comparison."""
-    all_facts = [gather_facts(run) for run in runs]
+    return page_of([gather_facts(run) for run in runs])
+
+
+def page_of(all_facts: Sequence[RunFacts]) -> str:
+    """Make the page from what was read already."""
     return _run_page(all_facts[0]) if len(all_facts) == 1 else _comparison_page(all_facts)
 
 

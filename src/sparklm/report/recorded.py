@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparklm.config import Config
-from sparklm.secrets import hide_credentials, shown_property
+from sparklm.report.settings import flat_settings
 from sparklm.storage import Folder
 from sparklm.training.history import SAMPLES, STEPS, EpochSample, StepRecord, read_lines
 from sparklm.training.metrics import EpochRecord, read_metrics
@@ -73,13 +73,4 @@ def shown_settings(config: Config) -> dict[str, str]:
     >>> shown["data.tokenizer"], shown["data.corpus"], shown["training.epochs"]
     ('bpe', 'null', '3')
     """
-    settings: dict[str, object] = {}
-    for section, values in config.model_dump().items():
-        for name, value in values.items():
-            if isinstance(value, dict):
-                settings |= {f"{section}.{name}.{key}": shown_property(key, text) for key, text in value.items()}
-            else:
-                settings[f"{section}.{name}"] = value
-    return {
-        key: hide_credentials(value) if isinstance(value, str) else json.dumps(value) for key, value in settings.items()
-    }
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in flat_settings(config).items()}

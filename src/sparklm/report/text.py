@@ -6,6 +6,7 @@ from sparklm.statistics import STATS_TEXT
 from sparklm.storage import Folder
 from sparklm.training.metrics import EpochRecord, read_metrics
 from sparklm.training.run import SAMPLE_TEXT, latest_step, read_run
+from sparklm.wording import text_table
 
 _COLUMNS = (
     "epoch",
@@ -33,8 +34,7 @@ def report_text(run: Folder) -> str:
         "",
     ]
     rows = [_COLUMNS, *(_row(entry) for entry in records)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    lines += text_table(rows)
     for name in (STATS_TEXT, SAMPLE_TEXT):
         if run.exists(name):
             lines += ["", f"{name}:", run.read_text(name).rstrip()]

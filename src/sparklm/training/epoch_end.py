@@ -12,7 +12,7 @@ import torch
 from pydantic import BaseModel
 
 from sparklm.config import Config, GenerationConfig
-from sparklm.inference.generate import Sampling, generate_text, opening_of
+from sparklm.inference.generate import Sampling, generate_text, prompt_of
 from sparklm.inference.model_zip import TrainedModel
 from sparklm.logs import log_context
 from sparklm.models.objectives import Tally
@@ -110,7 +110,7 @@ def epoch_end_task(order: str) -> str:
 def _let_speak(trainer: Trainer, order: EpochEndOrder) -> EpochSample:
     """Have the model go on from the run's prompt for a few words."""
     generation, dataset = order.generation, trainer.dataset
-    prompt = generation.prompt if generation.prompt is not None else opening_of(dataset)
+    prompt = prompt_of(generation, dataset)
     length = min(generation.max_new_tokens, _LONGEST_SAMPLE)
     trainer.model.eval()
     with trainer.averaged_weights():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Protocol
 
@@ -60,6 +61,7 @@ class FitResult:
 def fit(
     run: Folder,
     record: RunRecord,
+    dataset: Dataset,
     plan: WindowPlan,
     placement: Placement,
     watcher: Watcher,
@@ -68,7 +70,7 @@ def fit(
     """Train to the end of the plan, from wherever the run stands."""
     config, patience = record.config, record.config.training.early_stopping_patience
     first_step = latest_step(run)
-    chronicle = Chronicle(run, record, plan, first_step, watcher, listeners)
+    chronicle = Chronicle(run, dataset, plan, first_step, watcher, listeners)
     watcher.training_starts(first_step, plan)
     partial_seconds = _recover(run, config, plan, placement, first_step, chronicle)
     cpu = CpuMeter(placement.driver_process_id)
@@ -106,14 +108,13 @@ class Chronicle:
     def __init__(
         self,
         run: Folder,
-        record: RunRecord,
+        dataset: Dataset,
         plan: WindowPlan,
         step: int,
         watcher: Watcher,
         listeners: Sequence[EpochListener],
     ) -> None:
-        self._run, self._watcher, self._listeners = run, watcher, listeners
-        self._bytes_per_token = _bytes_per_token(record.open_dataset(run))
+        self._run, self._dataset, self._watcher, self._listeners = run, dataset, watcher, listeners
         self.records = [entry for entry in read_metrics(run) if entry.Epoch <= _completed_epochs(plan, step)]
         kept = len(self.records)
         self._steps = [entry for entry in read_lines(run, STEPS, StepRecord) if entry.epoch <= kept]
@@ -155,18 +156,19 @@ class Chronicle:
         for listener in self._listeners:
             listener.epoch(record, end.steps, end.sample)
 
+    @cached_property
+    def _bytes_per_token(self) -> float | None:
+        """How much text a validation token stands for."""
+        validation = self._dataset.validation
+        num_tokens = min(len(validation), _MOST_TOKENS_MEASURED)
+        return self._dataset.text_bytes(validation, num_tokens) / num_tokens if num_tokens else None
+
 
 def _completed_epochs(plan: WindowPlan, step: int) -> int:
     if step == 0:
         return 0
     epoch = plan.epoch_of(step - 1)
     return epoch + 1 if step == plan.epoch_end(epoch) else epoch
-
-
-def _bytes_per_token(dataset: Dataset) -> float | None:
-    """Measure how much text a validation token stands for."""
-    num_tokens = min(len(dataset.validation), _MOST_TOKENS_MEASURED)
-    return dataset.text_bytes(dataset.validation, num_tokens) / num_tokens if num_tokens else None
 
 
 def should_stop(records: Sequence[EpochRecord], patience: int | None) -> bool:

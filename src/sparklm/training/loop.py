@@ -30,7 +30,7 @@ from sparklm.text.windows import Int64Array, WindowPlan, Windows, derive_seed
 from sparklm.training.history import StepRecord
 from sparklm.training.metrics import EpochTotals
 from sparklm.training.optim import average_decay, build_optimizer, learning_rate
-from sparklm.training.phases import WORKING_PHASES, Phase, PhaseClock, StepProgress, add_phases
+from sparklm.training.phases import Phase, PhaseClock, StepProgress, add_phases, working_seconds
 from sparklm.training.readahead import read_ahead
 from sparklm.training.strategies import Round, outer_step
 from sparklm.training.vectors import Codec, flatten, unflatten
@@ -280,8 +280,7 @@ class Trainer:
         if not is_due or self.replica >= NUM_LOGGING_REPLICAS:
             return
         since, tokens_before = self._logged_at
-        phases = self._phases()
-        worked = sum(phases.get(phase, 0.0) for phase in WORKING_PHASES)
+        worked = working_seconds(self._phases())
         self._logged_at = worked, self.totals.tokens
         self.steps.append(
             StepRecord(

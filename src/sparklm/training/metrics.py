@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from sparklm.storage import Folder
 from sparklm.training.history import TaskRecord
-from sparklm.training.phases import PHASES, WORKING_PHASES, Phase, add_phases
+from sparklm.training.phases import PHASES, Phase, add_phases, working_seconds
 
 if TYPE_CHECKING:
     from sparklm.models.objectives import Tally
@@ -272,7 +272,7 @@ class EpochRecord(BaseModel):
     ) -> EpochRecord:
         """Join what the worker, Spark and the driver measured."""
         process_load, system_load = cpu_loads if cpu_loads is not None else (None, None)
-        working_seconds = sum(totals.phases.get(phase, 0.0) for phase in WORKING_PHASES)
+        worked = working_seconds(totals.phases)
         phases = {f"{phase.title().replace('_', '')}Ms": 1000 * totals.phases.get(phase, 0.0) for phase in PHASES}
         return cls(
             Epoch=epoch + 1,
@@ -299,7 +299,7 @@ class EpochRecord(BaseModel):
             ValidationLoss=validation.loss if validation else None,
             Perplexity=validation.perplexity if validation else None,
             Tokens=totals.tokens,
-            TokensPerSecond=totals.tokens / working_seconds if working_seconds else 0.0,
+            TokensPerSecond=totals.tokens / worked if worked else 0.0,
             PythonRssMB=python_rss_bytes / 2**20,
             TrainingTop1Accuracy=totals.nearest / totals.targets,
             ValidationTop1Accuracy=validation.nearest_accuracy if validation else None,

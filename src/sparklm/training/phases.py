@@ -11,7 +11,7 @@ from typing import Literal, get_args
 # In the words of those who averaged parameters on Spark before.
 Phase = Literal["get_model", "data", "fit", "exchange", "reduce", "broadcast", "save", "evaluate"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-WORKING_PHASES: tuple[Phase, ...] = ("data", "fit", "exchange", "reduce", "broadcast", "save")  # tokens/s are of these
+_WORKING_PHASES: tuple[Phase, ...] = ("data", "fit", "exchange", "reduce", "broadcast", "save")
 
 
 class PhaseClock:
@@ -41,6 +41,11 @@ class PhaseClock:
         """Give what was measured, and begin anew."""
         taken, self._seconds = self._seconds, {}
         return taken
+
+
+def working_seconds(phases: Mapping[Phase, float]) -> float:
+    """Add up the time of work, by which tokens are counted."""
+    return sum(phases.get(phase, 0.0) for phase in _WORKING_PHASES)
 
 
 def add_phases(parts: Iterable[Mapping[Phase, float]]) -> dict[Phase, float]:
