@@ -15,7 +15,7 @@ from sparklm.inference.model_zip import load_model
 from sparklm.models import build_model
 from sparklm.storage import Folder
 from sparklm.training import loop
-from sparklm.training.checkpoint import load_replica, read_commit
+from sparklm.training.checkpoint import load_shared, read_commit
 from sparklm.training.loop import check_precision
 from sparklm.training.metrics import read_metrics
 from sparklm.training.muon import Muon, orthogonalise
@@ -172,7 +172,7 @@ def test_averaged_weights_are_what_is_evaluated_and_saved(corpus_file: Path, tmp
     config = tiny_config(corpus_file, "training.ema_decay=0.9", "training.learning_rate=0.03")
     run_job(config, tmp_path / "run")
     run = Folder(str(tmp_path / "run"))
-    tensors = load_replica(run, read_commit(run, latest_step(run)), 0)
+    tensors = load_shared(run, read_commit(run, latest_step(run)))
     saved = load_model(str(tmp_path / "run")).model.state_dict()
     assert all(torch.equal(saved[name], tensors[f"average/{name}"]) for name in saved)
     assert not torch.equal(tensors["average/model.norm.weight"], tensors["model/model.norm.weight"])

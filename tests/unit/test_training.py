@@ -23,7 +23,7 @@ from sparklm.text.windows import WindowPlan
 from sparklm.training.checkpoint import (
     CHECKPOINTS,
     committed_steps,
-    load_replica,
+    load_shared,
     prune_checkpoints,
     read_commit,
     step_folder,
@@ -191,7 +191,7 @@ def test_a_damaged_checkpoint_is_noticed(corpus_file: Path, tmp_path: Path) -> N
     content = folder.read_bytes(name)
     folder.write_bytes(name, content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(UserError, match="does not fit its checksum"):
-        load_replica(run, commit, 0)
+        load_shared(run, commit)
 
 
 def test_only_the_newest_checkpoints_and_the_best_are_kept(finished_run: Path) -> None:
@@ -351,7 +351,7 @@ def test_a_round_repeated_gives_the_same_weights(corpus_file: Path, tmp_path: Pa
     tensors = []
     for _ in range(2):
         train_together(run, [first_round], AllHere(1), keep_checkpoints=2, protect=None)
-        tensors.append(load_replica(run, read_commit(run, first_round.stop), 0))
+        tensors.append(load_shared(run, read_commit(run, first_round.stop)))
     assert tensors[0].keys() == tensors[1].keys()
     assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
 

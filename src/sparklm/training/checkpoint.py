@@ -178,11 +178,15 @@ def tensor_digest(data: Tensor) -> str:
     return hashlib.sha256(data.numpy().data).hexdigest()[:32]
 
 
-def load_replica(run: Folder, commit: Commit, replica: int) -> dict[str, Tensor]:
-    """Read the tensors of one replica, shared and own."""
-    folder = step_folder(run, commit.step)
+def load_shared(run: Folder, commit: Commit) -> dict[str, Tensor]:
+    """Read what is the same in all replicas."""
+    return load_tensors(step_folder(run, commit.step), commit.shared)
+
+
+def load_own(run: Folder, commit: Commit, replica: int) -> dict[str, Tensor]:
+    """Read what only one replica has."""
     own = commit.replicas[replica].own
-    return load_tensors(folder, commit.shared) | (load_tensors(folder, own) if own is not None else {})
+    return load_tensors(step_folder(run, commit.step), own) if own is not None else {}
 
 
 def write_commit(run: Folder, commit: Commit) -> None:

@@ -12,10 +12,12 @@ import time
 
 from sparklm.storage import Folder
 from sparklm.training.checkpoint import (
+    Commit,
     ReplicaPart,
     SavedFile,
     load_mean,
-    load_replica,
+    load_own,
+    load_shared,
     new_attempt,
     read_commit,
     save_tensors,
@@ -41,10 +43,7 @@ def replica_at(run: Folder, step: int, replica: int, most_in_memory: int = 1) ->
     commit = read_commit(run, step)
     part = commit.replicas[replica]
     warm = _warm.pop((_key(run, record), part.attempt), None)
-    trainer = warm or _make_room(most_in_memory - 1, _key(run, record)) or new_replica(run, record, replica)
-    if warm is None:
-        trainer.replica = replica
-        trainer.restore(step=step, tensors=load_replica(run, commit, replica))
+    trainer = warm or _from_checkpoint(run, record, commit, replica, most_in_memory)
     if warm is None or trainer.awaits_mean:
         trainer.totals, trainer.steps = part.totals, list(part.steps)
     trainer.clock.add("get_model", time.perf_counter() - begun)
@@ -91,15 +90,30 @@ def new_replica(run: Folder, record: RunRecord, replica: int = 0) -> Trainer:
     return Trainer(record.config, dataset, plan, read_embeddings(run, record.config), replica)
 
 
-def _make_room(most: int, run_key: str | None = None) -> Trainer | None:
-    """Let go of the oldest replicas; give one of this run that may be made into another, if any must go."""
-    shell = None
+def _from_checkpoint(run: Folder, record: RunRecord, commit: Commit, replica: int, most_in_memory: int) -> Trainer:
+    """Make a replica from its files, or out of another one of this run that must go.
+
+    Which of its processes Spark gives a task to is chance, so this is common. The other one has in memory what all
+    replicas share, if it is at the same checkpoint and has not taken the mean yet: half of what there is to read.
+    """
+    attempt, other = _make_room(most_in_memory - 1, _key(run, record))
+    is_here = other is not None and other.awaits_mean and attempt in [part.attempt for part in commit.replicas]
+    trainer = other or new_replica(run, record, replica)
+    trainer.replica = replica
+    shared = trainer.shared_tensors() if is_here else load_shared(run, commit)
+    trainer.restore(step=commit.step, tensors=shared | load_own(run, commit, replica))
+    return trainer
+
+
+def _make_room(most: int, run_key: str | None = None) -> tuple[str, Trainer] | tuple[None, None]:
+    """Let go of the oldest replicas; give one of this run and its attempt, if any must go."""
+    found: tuple[str, Trainer] | tuple[None, None] = (None, None)
     while len(_warm) > most:
-        key = next(iter(_warm))
-        trainer = _warm.pop(key)
-        if key[0] == run_key:
-            shell = trainer
-    return shell
+        key, attempt = next(iter(_warm))
+        trainer = _warm.pop((key, attempt))
+        if key == run_key:
+            found = attempt, trainer
+    return found
 
 
 def _key(run: Folder, record: RunRecord) -> str:
