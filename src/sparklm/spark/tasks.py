@@ -7,11 +7,13 @@ would change nothing.
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparklm.errors import JobError, TrainingDivergedError, UserError
@@ -58,13 +60,24 @@ def run_tasks(
     num_tasks = min(len(orders), most_tasks or len(orders))
 
     def run(places: Iterator[int]) -> Iterator[Answer]:
-        return (reply(place, partial(work, orders[place])) for place in places)
+        yield from [reply(place, partial(work, orders[place])) for place in places]
+        _spare_the_collector(len(sys.modules))
 
     def job() -> list[Any]:
         places = session.sparkContext.parallelize(range(len(orders)), num_tasks)
         return list(places.mapPartitions(run).collect())
 
     return _in_order(_run_job(session, job, watch, num_tasks))
+
+
+@cache
+def _spare_the_collector(num_modules: int) -> None:
+    """Have Python's garbage collector pass over what a worker has loaded so far, once for each number of modules.
+
+    PySpark collects garbage after each task, and the next task of that worker waits for it: with torch, for 0.17 s.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def reply(place: int, work: Callable[[], str]) -> Answer:

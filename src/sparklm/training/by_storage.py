@@ -35,6 +35,7 @@ from sparklm.training.checkpoint import (
     step_folder,
     tensor_digest,
     write_commit,
+    writing,
 )
 from sparklm.training.heartbeat import Heartbeat
 from sparklm.training.loop import Trainer
@@ -159,8 +160,8 @@ def _save_given(run: Folder, trainer: Trainer) -> Given:
     slices = [trainer.codec.encode(vector[start:stop], start).cpu() for start, stop in bounds]
     name = f"given-{trainer.replica:04d}-{new_attempt()}.safetensors"
     parts = as_safetensors({str(number): data for number, data in enumerate(slices)})
-    step_folder(run, trainer.step).write_parts(name, parts)
-    digests = [tensor_digest(data) for data in slices]
+    with writing(step_folder(run, trainer.step), name, parts):
+        digests = [tensor_digest(data) for data in slices]
     return Given(name=name, vector_length=vector.numel(), slice_sha256=digests)
 
 

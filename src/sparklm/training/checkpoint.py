@@ -16,7 +16,9 @@ import hashlib
 import json
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 
 import safetensors
 import safetensors.torch
@@ -91,14 +93,23 @@ def new_attempt() -> str:
 def save_tensors(folder: Folder, name: str, tensors: dict[str, Tensor]) -> SavedFile:
     """Write tensors into a file of their own, straight from where they lie."""
     parts = as_safetensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    file = SavedFile(name=f"{name}.safetensors", sha256=digest.hexdigest())
-    folder.write_parts(file.name, parts)
+    digest, file_name = hashlib.sha256(), f"{name}.safetensors"
+    with writing(folder, file_name, parts):
+        for part in parts:
+            digest.update(part)
+    file = SavedFile(name=file_name, sha256=digest.hexdigest())
     num_bytes = sum(memoryview(part).nbytes for part in parts)
     _logger.debug("tensors saved", extra={"file": file.name, "bytes": num_bytes})
     return file
+
+
+@contextlib.contextmanager
+def writing(folder: Folder, name: str, parts: Sequence[Buffer]) -> Iterator[None]:
+    """Write a file while something else is done, such as its checksum: disks keep a process waiting."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="write") as pool:
+        written = pool.submit(copy_context().run, folder.write_parts, name, parts)
+        yield
+        written.result()
 
 
 def load_tensors(folder: Folder, file: SavedFile) -> dict[str, Tensor]:

@@ -33,7 +33,7 @@ from sparklm.training.optim import average_decay, build_optimizer, learning_rate
 from sparklm.training.phases import Phase, PhaseClock, StepProgress, add_phases, working_seconds
 from sparklm.training.readahead import read_ahead
 from sparklm.training.strategies import Round, outer_step
-from sparklm.training.vectors import Codec, flatten, unflatten
+from sparklm.training.vectors import Codec, copied, flatten, unflatten
 
 _logger = logging.getLogger(__name__)
 EVALUATION_BATCH_SIZE = 32
@@ -217,19 +217,21 @@ class Trainer:
         """Give what becomes the model: the averaged weights where an average is kept."""
         return self.average or self.model.state_dict()
 
+    @torch.no_grad()
     def restore(self, *, step: int, tensors: dict[str, Tensor]) -> None:
         """Become what a replica was at a checkpoint, from its tensors, shared and own; `take` has yet to follow."""
-        optimizer, outer = tensors_below(tensors, "optimizer/"), tensors_below(tensors, "outer/")
-        if self._gives_changes:
-            self._met_at = outer["met_at"].to(self.device, copy=True)
-            self._load_weights(self._met_at)
-        else:
+        outer, average = tensors_below(tensors, "outer/"), tensors_below(tensors, "average/")
+
+        def restored(name: str, place: Tensor | None) -> Tensor | None:
+            return copied(outer[name], self.device, place) if name in outer else None
+
+        self._met_at = restored("met_at", self._met_at)
+        self._outer_momentum = restored("outer_momentum", self._outer_momentum)
+        self._unsaid = restored("unsaid", self._unsaid)
+        if not self._gives_changes:  # or else the weights follow from what is taken
             self.model.load_state_dict(tensors_below(tensors, "model/"))
-        self.optimizer.load_tensors(self.model, optimizer)
-        self._outer_momentum = outer["outer_momentum"].to(self.device, copy=True) if "outer_momentum" in outer else None
-        self._unsaid = outer["unsaid"].to(self.device, copy=True) if "unsaid" in outer else None
-        average = tensors_below(tensors, "average/")
-        self.average = {name: tensor.to(self.device, copy=True) for name, tensor in average.items()}
+        self.optimizer.load_tensors(self.model, tensors_below(tensors, "optimizer/"))
+        self.average = {name: copied(tensor, self.device, self.average.get(name)) for name, tensor in average.items()}
         self.step, self._logged_at = step, (0.0, 0)
         self.awaits_mean = self.meets
         every = self.config.distributed.meeting_every_steps or 1

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sparklm.config import TrainingConfig
 from sparklm.training.muon import Muon
+from sparklm.training.vectors import copied
 
 _NOT_HIDDEN = ("embed", "lm_head", "output")  # parts of the names of the matrices at a network's two ends
 
@@ -58,16 +59,16 @@ class Optimizers:
 
     def load_tensors(self, model: nn.Module, tensors: dict[str, Tensor]) -> None:
         """Put back what `tensors` gave, and forget everything else."""
-        for part in self.parts:
-            part.state.clear()
         parameters = dict(model.named_parameters())
         owners = {
             parameter: part for part in self.parts for group in part.param_groups for parameter in group["params"]
         }
+        before = {parameter: part.state.pop(parameter, {}) for parameter, part in owners.items()}
         for key, value in tensors.items():
             name, _, kind = key.rpartition("/")
             parameter = parameters[name]
-            owners[parameter].state[parameter][kind] = value.to(parameter.device, copy=True)
+            place = before[parameter].get(kind)
+            owners[parameter].state[parameter][kind] = copied(value, parameter.device, place)
 
 
 def build_optimizer(model: nn.Module, training: TrainingConfig) -> Optimizers:

@@ -38,6 +38,13 @@ def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: part.view(tensor.shape) for (name, tensor), part in zip(like.items(), parts, strict=True)}
 
 
+def copied(value: Tensor, device: torch.device, place: Tensor | None) -> Tensor:
+    """Copy a tensor, into a place that is there already if it fits: new memory takes longer than what is put there."""
+    if place is not None and place.shape == value.shape:
+        return place.copy_(value)
+    return value.to(device, copy=True)
+
+
 def ordered_mean(vectors: Iterable[Tensor]) -> Tensor:
     """Add vectors up one after another, then divide; holds two of them at a time.
 
