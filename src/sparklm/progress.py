@@ -250,6 +250,8 @@ class StatusFile:
         self._run, self._clock = run, clock
         self._every, self._next = _WRITE_SECONDS[run.local_path() is not None], 0.0
         self._status: Status | None = None
+        place = run.absolute().local_path()
+        self._missing = [] if place is None else [each for each in (place, *place.parents) if not each.exists()]
 
     def show(self, status: Status) -> None:
         """Write the file, unless that was a moment ago."""
@@ -269,8 +271,8 @@ class StatusFile:
                 self._write()
             else:
                 self._run.remove(STATUS)
-                if not self._run.names():
-                    self._run.remove()
+                for folder in self._missing:
+                    folder.rmdir()  # refused where something was left in it
 
     def _write(self) -> None:
         if self._status is not None:

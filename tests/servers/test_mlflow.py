@@ -22,7 +22,7 @@ from sparklm.training.history import STEPS, StepRecord, read_lines
 from sparklm.training.metrics import read_metrics
 from sparklm.training.run import RunRecord, read_run
 from tests.conftest import SilentWatcher, run_job, tiny_config
-from tests.recorded_runs import RECORD, epoch_record, epoch_sample, step_records, write_history
+from tests.run_history import RECORD, epoch_record, epoch_sample, step_records, write_history
 
 PROGRAM = Path(__file__).parents[2] / ".venv-mlflow" / "bin" / "mlflow"
 START_SECONDS = 120.0

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from sparklm.config import SparkConfig
 from sparklm.errors import TrainingDivergedError, UserError
 from sparklm.spark.placement import OnSpark
 from sparklm.spark.session import check_java, start_session
+from sparklm.spark.tasks import run_tasks
 from sparklm.storage import Folder
 from sparklm.training.metrics import read_metrics
 from tests.conftest import SENTENCES, TINY, DiesAfterOnSpark, SilentWatcher, heed_interrupts, run_job, tiny_config
@@ -118,6 +120,30 @@ def test_divergence_comes_back_from_a_task_with_its_step(on_spark: OnSpark, corp
     config = tiny_config(corpus_file, "training.learning_rate=1e38", "training.weight_decay=1")
     with pytest.raises(TrainingDivergedError, match=r"diverged at step \d+: loss .*learning rate|diverged: step"):
         run_job(config, tmp_path / "run", on_spark)
+
+
+def test_giving_a_job_up_leaves_the_jobs_of_others_alone(on_spark: OnSpark, tmp_path: Path) -> None:
+    def waits(name: str) -> str:
+        import time
+
+        (tmp_path / f"{name} has begun").touch()
+        for _ in range(600):
+            if (tmp_path / "others may end").exists():
+                return name
+            time.sleep(0.05)
+        raise TimeoutError(name)
+
+    def gives_up() -> None:
+        if all((tmp_path / f"{name} has begun").exists() for name in ("ours", "theirs")):
+            raise ConnectionError("enough")
+
+    with ThreadPoolExecutor(1) as pool:
+        theirs = pool.submit(lambda: on_spark.session.sparkContext.parallelize(["theirs"], 1).map(waits).collect())
+        with pytest.raises(ConnectionError, match="enough"):
+            run_tasks(on_spark.session, ["ours"], waits, watch=gives_up)
+        assert len(on_spark.session.sparkContext.statusTracker().getActiveJobsIds()) == 1
+        (tmp_path / "others may end").touch()
+        assert theirs.result(timeout=60) == ["theirs"]
 
 
 def test_threads_follow_the_slots(on_spark: OnSpark) -> None:

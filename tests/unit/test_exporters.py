@@ -16,7 +16,7 @@ from sparklm.report.recorded import epoch_figures, recorded_epochs
 from sparklm.storage import Folder
 from sparklm.training.history import SAMPLES, STEPS, EpochSample, write_lines
 from sparklm.training.metrics import EpochRecord, write_metrics
-from tests.recorded_runs import RECORD, epoch_record, epoch_sample, step_records, write_history
+from tests.run_history import RECORD, epoch_record, epoch_sample, step_records, write_history
 
 
 def single(value: float) -> float:

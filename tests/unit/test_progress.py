@@ -183,12 +183,13 @@ def test_a_run_is_followed_by_its_file(tmp_path: Path) -> None:
 
 
 def test_of_a_run_that_never_began_nothing_is_left(tmp_path: Path) -> None:
-    place = tmp_path / "run"
-    tracker = Tracker(StatusFile(Folder(str(place))))
-    tracker.stage("Preparing the text")
-    assert (place / STATUS).exists()
-    tracker.end("failed")
-    assert not place.exists()
+    for place, left in ((tmp_path / "runs" / "run", tmp_path), (tmp_path / "mine", tmp_path / "mine")):
+        left.mkdir(exist_ok=True)
+        tracker = Tracker(StatusFile(Folder(str(place))))
+        tracker.stage("Preparing the text")
+        assert (place / STATUS).exists()
+        tracker.end("failed")
+        assert list(left.iterdir()) == []
 
 
 def test_a_retry_begins_the_rate_anew() -> None:

@@ -266,7 +266,7 @@ def _bounded_job(context: Any, work: Callable[[], Value]) -> Value:
         return within(_PROBE_SECONDS, run)
     except TimeoutError as error:
         context.setLogLevel("OFF")  # what a cancelled job has to say would bury what we say
-        context.cancelAllJobs()
+        context.cancelJobGroup(_GROUP)
         raise TimeoutError(f"tasks did not end within {_PROBE_SECONDS:.0f} s") from error
     except (PySparkException, Py4JJavaError) as error:
         raise JobError(f"Spark gave up: {reason(error)}") from error

@@ -11,6 +11,7 @@ import gc
 import logging
 import re
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
 from functools import cache, partial
@@ -185,11 +186,13 @@ def _interruptibly(session: SparkSession, job: Callable[[], list[Row]], watch: W
     from pyspark import InheritableThread
 
     outcome: list[Any] = []
-    context = copy_context()  # what the job logs carries the ids of this thread
+    spark, tag = session.sparkContext, f"sparklm-{uuid.uuid4().hex}"  # by which this job is told from others' jobs
+    ids = copy_context()  # of this thread, for what the job logs
 
     def run() -> None:
         try:
-            outcome.append(context.run(job))
+            spark.addJobTag(tag)
+            outcome.append(ids.run(job))
         except BaseException as error:  # noqa: BLE001 (raised again below, in the thread that waits)
             outcome.append(error)
 
@@ -202,8 +205,8 @@ def _interruptibly(session: SparkSession, job: Callable[[], list[Row]], watch: W
                 watch()
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
-            session.sparkContext.setLogLevel("OFF")  # what a cancelled job has to say would bury what we say
-        session.sparkContext.cancelAllJobs()
+            spark.setLogLevel("OFF")  # what a cancelled job has to say would bury what we say
+        spark.cancelJobsWithTag(tag)
         thread.join(timeout=_CANCEL_SECONDS)
         raise
     (result,) = outcome
