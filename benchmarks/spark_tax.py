@@ -63,6 +63,7 @@ from sparklm.training.collective import Whereabouts, hold_port, joined_group
 from sparklm.training.history import EpochSample, StepRecord
 from sparklm.training.loop import Trainer
 from sparklm.training.metrics import EpochRecord
+from sparklm.training.phases import PhaseClock
 from sparklm.training.placement import InProcess, Placement, usable_cores
 from sparklm.training.vectors import Codec, flatten, unflatten
 
@@ -482,7 +483,7 @@ def meet(rank: int, port_queue: Any, answers: Any, sizes: Sequence[int], repeats
             for _ in range(repeats + WARM_UP_ROUNDS):
                 group.gather(["ready"])
                 began = time.perf_counter()
-                mean = group.mean([flatten(weights.values())], codec)
+                mean = group.mean([flatten(weights.values())], codec, PhaseClock())
                 unflatten(mean.clone(), weights)
                 seconds.append(time.perf_counter() - began)
             medians.append(statistics.median(seconds[WARM_UP_ROUNDS:]))

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 from pydantic import BaseModel
 
 from sparklm.logs import log_context
-from sparklm.spark.tasks import ANSWER_SCHEMA, answer
 from sparklm.storage import Folder
 from sparklm.training.strategies import Round
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 
 class RankOrder(BaseModel):
@@ -27,17 +21,6 @@ class RankOrder(BaseModel):
     keep_checkpoints: int
     protect: int | None
     timeout_seconds: float
-
-
-def barrier_query(session: SparkSession, order: RankOrder) -> DataFrame:
-    """Make the query whose tasks are the replicas."""
-    text = order.model_dump_json()
-
-    def run(batches: Iterator[Any]) -> Iterator[Any]:
-        for place in (place for batch in batches for place in batch.column(0).to_pylist()):
-            yield from answer(place, partial(rank_task, text))
-
-    return session.range(0, order.num_replicas, 1, order.num_replicas).mapInArrow(run, ANSWER_SCHEMA, barrier=True)
 
 
 def rank_task(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sparklm.config import CleaningConfig, Config, DataConfig, SparkConfig
 from sparklm.errors import JobError, TrainingDivergedError
 from sparklm.models import count_parameters
-from sparklm.spark.barrier import RankOrder, barrier_query
+from sparklm.spark.barrier import RankOrder, rank_task
 from sparklm.spark.cluster import ClusterFacts, read_cluster, share_of_cores, wait_for_executors
 from sparklm.spark.duplicates import find_duplicates_in_files
 from sparklm.spark.memory import check_executor_memory
@@ -18,7 +18,7 @@ from sparklm.spark.session import start_session
 from sparklm.spark.supervision import Supervisor, TaskCounter
 from sparklm.spark.tables import TableCorpus
 from sparklm.spark.taskmetrics import job_group_figures, read_session_facts
-from sparklm.spark.tasks import Watch, collect_answers, name_jobs, run_tasks
+from sparklm.spark.tasks import Watch, name_jobs, run_tasks
 from sparklm.storage import Folder
 from sparklm.text.embeddings import RunTasks
 from sparklm.text.prepare import Corpus, ShardRequest
@@ -190,7 +190,8 @@ class OnSpark:
         )
         title = f"sparklm: epoch {rounds[0].epoch + 1}, steps {rounds[0].start} to {rounds[-1].stop}"
         self._context.setJobDescription(title)
-        collect_answers(self._session, lambda: barrier_query(self._session, order), watch)
+        orders = [order.model_dump_json()] * order.num_replicas
+        run_tasks(self._session, orders, rank_task, watch=watch, at_once=True)
 
     def _run_watched(self, watch: Watch) -> RunTasks:
         def run_watched(work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
