@@ -22,7 +22,7 @@ import contextlib
 import io
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -35,7 +35,7 @@ from sparklm.config import CleaningConfig, Config, DataConfig, SparkConfig
 from sparklm.config.resolve import resolve
 from sparklm.console import PlainView
 from sparklm.models import count_parameters
-from sparklm.progress import StatusFile, Tracker
+from sparklm.progress import StatusFile, Tracker, View
 from sparklm.report.tensorboard import TensorBoard
 from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
@@ -44,6 +44,8 @@ from sparklm.training import epoch_end, fit
 from sparklm.training.loop import Trainer
 from sparklm.training.phases import PhaseClock
 from sparklm.training.placement import InProcess
+from sparklm.training.run import make_plan
+from sparklm.training.strategies import Round
 
 _TASKS = (20, 1000)
 _WARM_UP_STEPS = 20
@@ -74,7 +76,9 @@ def bare() -> Iterator[None]:
         yield
 
 
-def _train_unseen(self: InProcess, run, config, rounds, watcher, protect) -> int:
+def _train_unseen(
+    self: InProcess, run: Folder, config: Config, rounds: Sequence[Round], watcher: object, protect: int | None
+) -> int:
     from sparklm.training.together import AllHere, train_together
 
     keep = config.training.keep_checkpoints
@@ -86,7 +90,7 @@ def seconds_of(config: Config, *, recorded: bool) -> float:
     """Train once; give the seconds of all epochs."""
     with tempfile.TemporaryDirectory() as place:
         run = Folder(place) / "run"
-        views = [StatusFile(run), PlainView(Console(file=io.StringIO()))] if recorded else []
+        views: list[View] = [StatusFile(run), PlainView(Console(file=io.StringIO()))] if recorded else []
         output = config.output.model_copy(update={"tensorboard": recorded})
         with Tracker(*views) as tracker, contextlib.nullcontext() if recorded else bare():
             result = job.train(config.model_copy(update={"output": output}), run, InProcess(), tracker)
@@ -212,7 +216,7 @@ def main() -> None:
         ).config
         warm_up = {"data.corpus": folder.url, "training.epochs": 1, "training.max_steps": _WARM_UP_STEPS}
         seconds_of(resolve(preset=given.preset, flags=warm_up).config, recorded=True)
-        plan = job.make_plan(config, dataset)
+        plan = make_plan(config, dataset)
         tokens = plan.total_steps * config.training.batch_size * config.data.window_size
         table = f"{compare(config, tokens, given.repeats)}\n\n{time_inside(bounded(config, plan.total_steps))}"
         parameters = count_parameters(config, dataset.manifest.vocab_size)

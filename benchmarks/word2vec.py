@@ -156,7 +156,8 @@ class Judge:
 
 
 def _unit(vectors_VD: FloatArray) -> FloatArray:
-    return vectors_VD / np.maximum(np.linalg.norm(vectors_VD, axis=1, keepdims=True), 1e-9)
+    unit: FloatArray = vectors_VD / np.maximum(np.linalg.norm(vectors_VD, axis=1, keepdims=True), 1e-9)
+    return unit
 
 
 def prepare_dataset(source: Path, megabytes: float, tokenizer: str, vocab_size: int, place: Path) -> Dataset:
