@@ -57,8 +57,7 @@ def ordered_mean(vectors: Iterable[Tensor]) -> Tensor:
     for vector in iterator:
         total += vector
         count += 1
-    # By a tensor: on a GPU a division by a plain number is a multiplication, which rounds otherwise.
-    return total.div_(torch.tensor(float(count), device=total.device))
+    return _divided(total, float(count))
 
 
 def slice_bounds(length: int, num_slices: int) -> list[tuple[int, int]]:
@@ -114,7 +113,7 @@ class Codec:
     def _shrink(self, values: Tensor) -> Sequence[Tensor]:
         if self.kind == "int8":
             padded = torch.nn.functional.pad(values, (0, -values.numel() % BLOCK)).view(-1, BLOCK)
-            scales = padded.abs().amax(dim=1, keepdim=True) / _INT8_STEPS
+            scales = _divided(padded.abs().amax(dim=1, keepdim=True), _INT8_STEPS)
             steps = torch.where(scales > 0, padded / scales, 0.0).round_().to(torch.int8)
             return [scales.view(-1), steps.view(-1)[: values.numel()]]
         return [values.clamp(-_LARGEST[self.kind], _LARGEST[self.kind]).to(_FLOAT_KINDS[self.kind])]
@@ -128,3 +127,8 @@ class Codec:
             steps = data[4 * num_blocks :].view(torch.int8).float()
             return steps * scales.repeat_interleave(BLOCK)[:length]
         return data.view(_FLOAT_KINDS[self.kind]).float()
+
+
+def _divided(values: Tensor, number: float) -> Tensor:
+    """Divide in place, by a tensor: by a plain number a GPU multiplies with its inverse, which rounds otherwise."""
+    return values.div_(torch.tensor(number, device=values.device))
