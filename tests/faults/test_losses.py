@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from sparklm.spark.placement import OnSpark
 
 pytestmark = pytest.mark.spark
+# Some seconds, so that the training is not over when a replica is first seen to work.
 LONGER = (
-    "model.width=64",
+    "model.num_layers=2",
+    "model.width=256",
     "data.stride=2",
     "training.epochs=1",
     "training.max_steps=120",
