@@ -27,7 +27,7 @@ pytestmark = pytest.mark.spark
 # Some seconds, so that the training is not over when a replica is first seen to work.
 LONGER = (
     "model.num_layers=2",
-    "model.width=256",
+    "model.width=128",
     "data.stride=2",
     "training.epochs=1",
     "training.max_steps=120",
