@@ -106,14 +106,14 @@ def answer(place: int, work: Callable[[], str]) -> Iterator[Any]:
     yield pyarrow.RecordBatch.from_pydict(columns)
 
 
-def collect_answers(session: SparkSession, query: Callable[[], DataFrame], watch: Watch | None = None) -> list[str]:
+def collect_answers(session: SparkSession, query: Callable[[], DataFrame]) -> list[str]:
     """Collect the answers of a query, in the order of their places."""
-    return _in_order(run_query(session, query, watch))
+    return _in_order(run_query(session, query))
 
 
-def run_query(session: SparkSession, query: Callable[[], DataFrame], watch: Watch | None = None) -> list[Row]:
+def run_query(session: SparkSession, query: Callable[[], DataFrame]) -> list[Row]:
     """Make a query and collect its rows, free to be interrupted; what tasks say the user did wrong is raised here."""
-    return _run_job(session, lambda: query().collect(), watch)
+    return _run_job(session, lambda: query().collect())
 
 
 def _in_order(answers: Sequence[Any]) -> list[str]:
@@ -121,7 +121,7 @@ def _in_order(answers: Sequence[Any]) -> list[str]:
 
 
 def _run_job(
-    session: SparkSession, job: Callable[[], list[Any]], watch: Watch | None, num_tasks: int | None = None
+    session: SparkSession, job: Callable[[], list[Any]], watch: Watch | None = None, num_tasks: int | None = None
 ) -> list[Any]:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
