@@ -272,7 +272,8 @@ class StatusFile:
             else:
                 self._run.remove(STATUS)
                 for folder in self._missing:
-                    folder.rmdir()  # refused where something was left in it
+                    with contextlib.suppress(FileNotFoundError):  # what had begun there may have been cleared away
+                        folder.rmdir()  # refused where something was left in it
 
     def _write(self) -> None:
         if self._status is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -190,6 +191,11 @@ def test_of_a_run_that_never_began_nothing_is_left(tmp_path: Path) -> None:
         assert (place / STATUS).exists()
         tracker.end("failed")
         assert list(left.iterdir()) == []
+    tracker = Tracker(StatusFile(Folder(str(tmp_path / "runs" / "run"))))
+    tracker.stage("Preparing the text")
+    shutil.rmtree(tmp_path / "runs" / "run")
+    tracker.end("failed")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_retry_begins_the_rate_anew() -> None:
