@@ -26,15 +26,15 @@ from rich.console import Console
 from sparklm import job
 from sparklm.config import CleaningConfig, DataConfig
 from sparklm.config.resolve import resolve
-from sparklm.console import console_view
-from sparklm.inference.evaluate import CorpusEvaluation, evaluate_corpus
-from sparklm.inference.model_zip import load_model
-from sparklm.progress import Tracker
+from sparklm.evaluation import CorpusEvaluation, evaluate_corpus
+from sparklm.models.model_zip import load_model
+from sparklm.placement.in_process import InProcess
+from sparklm.progress.status import Tracker
+from sparklm.progress.terminal import console_view
 from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset, TokenStream
 from sparklm.text.windows import Int64Array
-from sparklm.training.placement import InProcess
 from sparklm.training.run import MODEL
 
 ORDER = 5

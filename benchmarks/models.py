@@ -35,14 +35,14 @@ from sparklm import job
 from sparklm.config import CleaningConfig, Config, DataConfig
 from sparklm.config.resolve import resolve
 from sparklm.errors import TrainingDivergedError
-from sparklm.inference.evaluate import CorpusEvaluation, evaluate_corpus
-from sparklm.inference.model_zip import load_model
-from sparklm.models import count_parameters
-from sparklm.progress import Tracker
+from sparklm.evaluation import CorpusEvaluation, evaluate_corpus
+from sparklm.models.model_zip import load_model
+from sparklm.models.registry import count_parameters
+from sparklm.placement.in_process import InProcess
+from sparklm.progress.status import Tracker
 from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset
-from sparklm.training.placement import InProcess
 from sparklm.training.run import MODEL
 
 RATES = {"adamw": (1e-3, 3e-3, 1e-2), "muon": (5e-3, 1.5e-2, 4e-2)}

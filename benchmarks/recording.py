@@ -33,19 +33,20 @@ from rich.console import Console
 from sparklm import job
 from sparklm.config import CleaningConfig, Config, DataConfig, SparkConfig
 from sparklm.config.resolve import resolve
-from sparklm.console import PlainView
-from sparklm.models import count_parameters
-from sparklm.progress import StatusFile, Tracker, View
-from sparklm.report.tensorboard import TensorBoard
+from sparklm.models.registry import count_parameters
+from sparklm.placement.in_process import InProcess
+from sparklm.progress.status import StatusFile, Tracker, View
+from sparklm.progress.terminal import PlainView
+from sparklm.report.exporters.tensorboard import TensorBoard
 from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset
-from sparklm.training import epoch_end, fit
-from sparklm.training.loop import Trainer
+from sparklm.training import fit
+from sparklm.training import tasks as epoch_end
 from sparklm.training.phases import PhaseClock
-from sparklm.training.placement import InProcess
+from sparklm.training.replica import Trainer
 from sparklm.training.run import make_plan
-from sparklm.training.strategies import Round
+from sparklm.training.sync.rounds import Round
 
 _TASKS = (20, 1000)
 _WARM_UP_STEPS = 20
@@ -79,7 +80,7 @@ def bare() -> Iterator[None]:
 def _train_unseen(
     self: InProcess, run: Folder, config: Config, rounds: Sequence[Round], watcher: object, protect: int | None
 ) -> int:
-    from sparklm.training.together import AllHere, train_together
+    from sparklm.training.sync.in_memory import AllHere, train_together
 
     keep = config.training.keep_checkpoints
     train_together(run, rounds, AllHere(1), keep_checkpoints=keep, protect=protect)
@@ -162,8 +163,8 @@ def compare(config: Config, tokens: int, repeats: int) -> str:
 
 def time_figures() -> str:
     """Measure how long the driver reads Spark's figures at the end of an epoch."""
+    from sparklm.spark.metrics import job_group_figures
     from sparklm.spark.placement import OnSpark
-    from sparklm.spark.taskmetrics import job_group_figures
 
     spark, rows = OnSpark(SparkConfig(master="local[2]", properties={"spark.ui.enabled": "false"})), []
     context = spark.session.sparkContext

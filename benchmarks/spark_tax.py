@@ -49,23 +49,23 @@ from scaling import BYTES_PER_NUMBER, Cost, Measured, fit_cost
 from sparklm import job
 from sparklm.config import CleaningConfig, Config, DataConfig, SparkConfig
 from sparklm.config.resolve import resolve
-from sparklm.models import count_parameters
-from sparklm.progress import Tracker
+from sparklm.embeddings.files import RunTasks
+from sparklm.models.registry import count_parameters
+from sparklm.placement.in_process import InProcess, Placement, usable_cores
+from sparklm.progress.status import Tracker
 from sparklm.spark.placement import OnSpark
 from sparklm.spark.tasks import Watch
 from sparklm.storage import Folder
-from sparklm.text.embeddings import RunTasks
 from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset
-from sparklm.training import by_storage
-from sparklm.training.checkpoint import committed_steps, step_folder
-from sparklm.training.collective import Whereabouts, hold_port, joined_group
-from sparklm.training.history import EpochSample, StepRecord
-from sparklm.training.loop import Trainer
+from sparklm.training.checkpoint.commit import committed_steps, step_folder
 from sparklm.training.metrics import EpochRecord
 from sparklm.training.phases import PhaseClock
-from sparklm.training.placement import InProcess, Placement, usable_cores
-from sparklm.training.vectors import Codec, flatten, unflatten
+from sparklm.training.records import EpochSample, StepRecord
+from sparklm.training.replica import Trainer
+from sparklm.training.sync import storage as by_storage
+from sparklm.training.sync.codec import Codec, flatten, unflatten
+from sparklm.training.sync.collective import Whereabouts, hold_port, joined_group
 
 PARTS = ("steady", "two", "round", "memory", "costs")
 SIZES = (1_000_000, 10_000_000)  # of `round`, in parameters

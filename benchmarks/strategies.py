@@ -35,12 +35,12 @@ from sparklm import job
 from sparklm.config import CleaningConfig, Config, DataConfig, SparkConfig
 from sparklm.config.resolve import resolve
 from sparklm.errors import TrainingDivergedError
-from sparklm.models import count_parameters
-from sparklm.progress import Tracker
+from sparklm.models.registry import count_parameters
+from sparklm.placement.in_process import InProcess, Placement
+from sparklm.progress.status import Tracker
 from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset
-from sparklm.training.placement import InProcess, Placement
 
 RATES = {"adamw": (1e-3, 3e-3, 1e-2), "muon": (5e-3, 1.5e-2, 4e-2)}
 _MEETS = "replicas meet by "

@@ -34,13 +34,13 @@ import numpy.typing as npt
 from gensim.models import Word2Vec
 
 from sparklm.config import CleaningConfig, DataConfig
+from sparklm.embeddings.skipgram import Word2VecSettings
+from sparklm.embeddings.word2vec import train_tables
+from sparklm.placement.in_process import InProcess
 from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset
-from sparklm.text.skipgram import Word2VecSettings
 from sparklm.text.windows import Int64Array
-from sparklm.text.word2vec import train_tables
-from sparklm.training.placement import InProcess
 
 SETTINGS = Word2VecSettings()
 LONGEST_SENTENCE = 10_000  # gensim ignores what comes after

@@ -15,13 +15,13 @@ from sparklm import job
 from sparklm.config import Config
 from sparklm.config.resolve import resolve
 from sparklm.job import JobResult
+from sparklm.placement.in_process import InProcess, Placement
 from sparklm.storage import Folder
 from sparklm.text.windows import WindowPlan
-from sparklm.training.history import EpochSample, StepRecord
 from sparklm.training.metrics import EpochRecord
 from sparklm.training.phases import StepProgress
-from sparklm.training.placement import InProcess, Placement
-from sparklm.training.strategies import Round
+from sparklm.training.records import EpochSample, StepRecord
+from sparklm.training.sync.rounds import Round
 
 if TYPE_CHECKING:
     from sparklm.spark.placement import OnSpark

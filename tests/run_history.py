@@ -11,15 +11,6 @@ import random
 
 from sparklm.config import Config, SparkConfig
 from sparklm.storage import Folder
-from sparklm.training.history import (
-    SAMPLES,
-    STEPS,
-    TASKS,
-    EpochSample,
-    StepRecord,
-    TaskRecord,
-    write_lines,
-)
 from sparklm.training.metrics import (
     ClusterFigures,
     EpochRecord,
@@ -27,6 +18,15 @@ from sparklm.training.metrics import (
     Evaluation,
     read_metrics,
     write_metrics,
+)
+from sparklm.training.records import (
+    SAMPLES,
+    STEPS,
+    TASKS,
+    EpochSample,
+    StepRecord,
+    TaskRecord,
+    write_lines,
 )
 from sparklm.training.run import RUN_FORMAT, RunRecord
 

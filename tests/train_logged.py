@@ -11,8 +11,8 @@ from pathlib import Path
 
 from sparklm import job
 from sparklm.config import SparkConfig
+from sparklm.spark.metrics import job_group_figures
 from sparklm.spark.placement import OnSpark
-from sparklm.spark.taskmetrics import job_group_figures
 from sparklm.spark.tasks import run_tasks
 from sparklm.storage import Folder
 from tests.conftest import SilentWatcher, tiny_config

@@ -27,10 +27,10 @@ from sparklm.wording import count
 if TYPE_CHECKING:
     from sparklm.config import Config
     from sparklm.config.resolve import Resolution
-    from sparklm.inference.model_zip import TrainedModel
-    from sparklm.progress import Tracker
+    from sparklm.models.model_zip import TrainedModel
+    from sparklm.placement.in_process import Placement
+    from sparklm.progress.status import Tracker
     from sparklm.storage import Folder
-    from sparklm.training.placement import Placement
 
 _logger = logging.getLogger(__name__)
 _EMBEDDING_SIZE = 100
@@ -143,7 +143,7 @@ def train(
     ] = None,
 ) -> None:
     """Train a model, from raw text to text of its own."""
-    from sparklm.progress import StatusFile
+    from sparklm.progress.status import StatusFile
     from sparklm.storage import Folder
 
     logs.set_up(log_level, log_format)
@@ -244,14 +244,14 @@ def embed(
     master: Master = None,
 ) -> None:
     """Make a vector for every token of a dataset, and look at them."""
-    from sparklm.storage import Folder, split_address
-    from sparklm.text.embeddings import (
+    from sparklm.embeddings.files import (
         find_token,
         make_embeddings,
         nearest_tokens,
         read_embeddings,
         write_embeddings,
     )
+    from sparklm.storage import Folder, split_address
     from sparklm.text.shards import Dataset
 
     if not out.endswith(".safetensors"):
@@ -303,7 +303,7 @@ def generate(
 ) -> None:
     """Write text that goes on from a prompt."""
     from sparklm.inference.generate import Sampling, generate_text
-    from sparklm.inference.model_zip import load_model
+    from sparklm.models.model_zip import load_model
 
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     generated = generate_text(load_model(model), prompt, max_new_tokens, sampling)
@@ -325,7 +325,7 @@ def predict(
 ) -> None:
     """List the likeliest next tokens with their scores."""
     from sparklm.inference.generate import encode_prompt, predict_next
-    from sparklm.inference.model_zip import load_model
+    from sparklm.models.model_zip import load_model
 
     if (context is None) == (dataset is None):
         raise UserError("give a context, or --dataset DIR: one of them")
@@ -347,7 +347,7 @@ def predict(
 
 def _print_trials(trained: TrainedModel, dataset: str, top: int, first: int, as_json: bool) -> None:
     """Print what a model says after the windows of its text, and how many it has learned."""
-    from sparklm.inference.evaluate import open_dataset
+    from sparklm.evaluation import open_dataset
     from sparklm.inference.generate import try_windows
 
     trials = list(try_windows(trained, open_dataset(trained, dataset), top))
@@ -381,8 +381,8 @@ def evaluate(
 
     Loss, perplexity, bits per byte, accuracy. Of a prepared dataset, the validation part is measured.
     """
-    from sparklm.inference.evaluate import evaluate_corpus
-    from sparklm.inference.model_zip import load_model
+    from sparklm.evaluation import evaluate_corpus
+    from sparklm.models.model_zip import load_model
 
     result = asdict(evaluate_corpus(load_model(model), corpus, text_column or "text"))
     if as_json:
@@ -436,9 +436,9 @@ def watch(
     """Follow a run that is under way, here or elsewhere."""
     from rich.console import Console
 
-    from sparklm.console import console_view
+    from sparklm.progress.terminal import console_view
+    from sparklm.progress.watch import watch as follow
     from sparklm.storage import Folder
-    from sparklm.watch import watch as follow
 
     outcome = follow(Folder(run), console_view(Console(stderr=True)), interval_seconds=interval, once=once)
     if outcome is not None:
@@ -490,8 +490,8 @@ def doctor(
 
     One line for each check: ok, warning or problem, and what to do. Exit code 1 when there is a problem.
     """
-    from sparklm.spark.doctor import as_lines
-    from sparklm.spark.examination import examine
+    from sparklm.spark.doctor.examine import examine
+    from sparklm.spark.doctor.findings import as_lines
     from sparklm.storage import Folder
 
     resolved = _resolve(preset, config, assignments, {"spark.master": master, "output.run": run}).config
@@ -529,9 +529,9 @@ def _tracker(quiet: bool) -> Tracker:
     """Show the job on the console, or tell it to the log where nobody looks or everything has to be JSON."""
     from rich.console import Console
 
-    from sparklm.console import console_view
-    from sparklm.log_view import LogView
-    from sparklm.progress import Tracker
+    from sparklm.progress.log import LogView
+    from sparklm.progress.status import Tracker
+    from sparklm.progress.terminal import console_view
 
     return Tracker(LogView() if quiet or logs.is_json() else console_view(Console(stderr=True)))
 
@@ -577,7 +577,7 @@ def _new_run_name() -> str:
 def _check_placement(config: Config) -> None:
     """Find out at once, before anything is imported or started, that the work cannot run where it is to run."""
     if config.spark.master == "none":
-        from sparklm.training.loop import check_precision, choose_device
+        from sparklm.training.replica import check_precision, choose_device
 
         check_precision(config.training.precision, choose_device(config.training.device))
     else:
@@ -592,7 +592,7 @@ def _placed(config: Config) -> Iterator[Placement]:
     """Have a place for the work, and give it back."""
     placement: Placement
     if config.spark.master == "none":
-        from sparklm.training.placement import InProcess
+        from sparklm.placement.in_process import InProcess
 
         placement = InProcess()
     else:

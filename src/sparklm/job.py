@@ -15,24 +15,24 @@ from typing import Protocol
 from pydantic import BaseModel
 
 from sparklm.config import Config
+from sparklm.embeddings.files import EMBEDDINGS, WORD2VEC_ROUNDS, make_embeddings, write_embeddings
 from sparklm.errors import UserError
 from sparklm.inference.generate import Sampling, generate_text, prompt_of
-from sparklm.inference.model_zip import TrainedModel, load_model, pack_model
 from sparklm.logs import forget, identify
+from sparklm.models.model_zip import TrainedModel, load_model, pack_model
 from sparklm.models.shape import check_embeddings
-from sparklm.progress import STATUS
-from sparklm.report.exporters import Exporter, check_exporters, exporting
-from sparklm.statistics import STATS_JSON, STATS_TEXT, write_statistics
+from sparklm.placement.in_process import Placement
+from sparklm.progress.status import STATUS
+from sparklm.report.exporters.exporting import Exporter, check_exporters, exporting
+from sparklm.report.statistics import STATS_JSON, STATS_TEXT, write_statistics
 from sparklm.storage import Folder, split_address
-from sparklm.text.embeddings import EMBEDDINGS, WORD2VEC_ROUNDS, make_embeddings, write_embeddings
 from sparklm.text.prepare import check_corpus, corpus_address, is_unchanged, prepare
 from sparklm.text.shards import Dataset, Manifest, is_dataset
 from sparklm.text.windows import DocumentWindows
+from sparklm.training.checkpoint.cache import replica_at
 from sparklm.training.fit import Watcher, fit
 from sparklm.training.heartbeat import clear_beats
 from sparklm.training.metrics import METRICS, EpochRecord
-from sparklm.training.placement import Placement
-from sparklm.training.replicas import replica_at
 from sparklm.training.run import (
     CONFIG,
     MODEL,

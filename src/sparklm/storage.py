@@ -24,11 +24,14 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from sparklm.errors import UserError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+Record = TypeVar("Record", bound=BaseModel)
 _RENAMING_PROTOCOLS = ("hdfs", "webhdfs")  # file systems where a visible file may still be growing
 _HDFS_PORT = 8020
 _EXTRAS = {"s3": "pip install 'sparklm[s3]'"}
@@ -243,6 +246,21 @@ def split_address(address: str) -> tuple[Folder, str]:
     """Separate a file's address into its folder and its name."""
     parent, separator, name = address.rstrip("/").rpartition("/")
     return Folder(parent if parent else "/" if separator else "."), name
+
+
+def read_record(folder: Folder, name: str, kind: type[Record], expected_format: str) -> Record:
+    """Read a record. Raises FileNotFoundError when it is not there; another format or damage is the user's to know."""
+    values = folder.read_json(name)
+    found = values.get("format") if isinstance(values, dict) else None
+    if found != expected_format:
+        raise UserError(
+            f"{folder.address(name)}: format {found!r}, but this sparklm reads {expected_format!r}; use the version "
+            "that wrote it, or begin anew"
+        )
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise UserError(f"{folder.address(name)} is damaged: {error.error_count()} wrong fields") from error
 
 
 def cached_copy(folder: Folder, name: str, sha256: str) -> Path:

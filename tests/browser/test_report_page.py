@@ -13,7 +13,7 @@ import pytest
 
 from sparklm.report.page import report_page, write_report
 from sparklm.storage import Folder
-from sparklm.training.history import TASKS, TaskRecord, read_lines
+from sparklm.training.records import TASKS, TaskRecord, read_lines
 from tests.conftest import SENTENCES, STRATEGIES, run_job, tiny_config
 from tests.harm import harm, kill
 from tests.run_history import HOSTILE

@@ -63,8 +63,8 @@ def test_every_file_that_the_documents_point_at_exists() -> None:
 
 
 def test_every_preset_and_command_is_in_the_documents() -> None:
+    from sparklm.config.legacy_keys import ALIASES, CLUSTER_ALIASES
     from sparklm.config.presets import PRESETS
-    from sparklm.config.seeds import ALIASES, CLUSTER_ALIASES
 
     text = "".join(path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
     for name in (*PRESETS, "generate", "predict", "evaluate", "report", "prepare", "config", "doctor", "watch"):

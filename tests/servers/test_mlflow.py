@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from sparklm.errors import UserError
-from sparklm.report.exporters import Exporter, check_exporters, open_exporters
-from sparklm.report.recorded import epoch_figures, shown_settings, step_figures
+from sparklm.report.exporters.exporting import Exporter, check_exporters, open_exporters
+from sparklm.report.exporters.recorded import epoch_figures, shown_settings, step_figures
 from sparklm.storage import Folder
-from sparklm.training.history import STEPS, StepRecord, read_lines
 from sparklm.training.metrics import read_metrics
+from sparklm.training.records import STEPS, StepRecord, read_lines
 from sparklm.training.run import RunRecord, read_run
 from tests.conftest import SilentWatcher, run_job, tiny_config
 from tests.run_history import RECORD, epoch_record, epoch_sample, step_records, write_history

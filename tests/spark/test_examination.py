@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sparklm.errors import UserError
-from sparklm.spark.examination import examine_cluster, look_around
+from sparklm.spark.doctor.examine import examine_cluster, look_around
 from sparklm.spark.memory import check_executor_memory
 from sparklm.spark.placement import OnSpark
 from sparklm.storage import Folder
@@ -36,7 +36,7 @@ def test_a_healthy_session_has_no_problem_and_nothing_is_left_behind(on_spark: O
 def test_the_probe_does_not_need_sparklm_on_the_worker(on_spark: OnSpark) -> None:
     from pyspark import cloudpickle
 
-    from sparklm.spark import probe
+    from sparklm.spark.doctor import probe
 
     cloudpickle.register_pickle_by_value(probe)
     try:

@@ -11,10 +11,10 @@ import pytest
 
 from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
+from sparklm.placement.in_process import InProcess
 from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset, Manifest
-from sparklm.training.placement import InProcess
 from tests.conftest import files_below
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparklm.config import CleaningConfig, DataConfig
+from sparklm.embeddings.skipgram import Word2VecSettings
+from sparklm.embeddings.word2vec import train_word2vec
+from sparklm.placement.in_process import InProcess
 from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
-from sparklm.text.skipgram import Word2VecSettings
-from sparklm.text.word2vec import train_word2vec
-from sparklm.training.placement import InProcess
 
 if TYPE_CHECKING:
     from sparklm.spark.placement import OnSpark

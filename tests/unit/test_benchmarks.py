@@ -140,7 +140,7 @@ def test_storage_that_all_share_can_be_what_holds_replicas_up() -> None:
 
 
 def test_a_storage_round_cuts_means_as_training_does() -> None:
-    from sparklm.training import by_storage
+    from sparklm.training.sync import storage as by_storage
 
     scaling = load("scaling")
     assert (scaling._SMALLEST_SLICE, scaling._MOST_SLICES) == (by_storage._SMALLEST_SLICE, by_storage._MOST_SLICES)

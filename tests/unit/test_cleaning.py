@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
+from sparklm.placement.in_process import InProcess
 from sparklm.storage import Folder
 from sparklm.text.cleaning import DuplicateFinder, Signature, clean, rows_per_band, sign_documents
 from sparklm.text.prepare import prepare
 from sparklm.text.readers import Chunk, make_chunk
 from sparklm.text.shards import Dataset, Manifest
-from sparklm.training.placement import InProcess
 
 BOOK = (
     "The Project Gutenberg eBook of Tales\n\nSome conditions.\n"

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from sparklm.errors import JobError
-from sparklm.training.collective import Whereabouts, hold_port, interface_of, joined_group
-from sparklm.training.vectors import BLOCK, Codec, ordered_mean
+from sparklm.training.sync.codec import BLOCK, Codec, ordered_mean
+from sparklm.training.sync.collective import Whereabouts, hold_port, interface_of, joined_group
 
 PROGRAM = """
 import hashlib, json, sys, torch
-from sparklm.training.collective import Whereabouts, joined_group, hold_port
+from sparklm.training.sync.collective import Whereabouts, joined_group, hold_port
 from sparklm.training.phases import PhaseClock
-from sparklm.training.vectors import Codec
+from sparklm.training.sync.codec import Codec
 rank, lossy, port = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 listener = None
 if rank == 0:

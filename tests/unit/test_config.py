@@ -9,9 +9,9 @@ import pydantic
 import pytest
 
 from sparklm.config import Config, ModelConfig
+from sparklm.config.legacy_keys import ALIASES, CLUSTER_ALIASES, translate
 from sparklm.config.presets import PRESETS
 from sparklm.config.resolve import describe, known_keys, resolve
-from sparklm.config.seeds import ALIASES, CLUSTER_ALIASES, translate
 from sparklm.errors import UserError
 from sparklm.models.shape import ModelShape
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from sparklm.spark.cluster import ClusterFacts, ExecutorFacts, share_of_cores
-from sparklm.spark.doctor import (
+from sparklm.spark.doctor.examine import examine, expected_vocab_size, master_silence, visit_folder, within
+from sparklm.spark.doctor.findings import (
     Finding,
     ProcessFacts,
     VisitFacts,
@@ -25,7 +26,6 @@ from sparklm.spark.doctor import (
     judge_packages,
     judge_threads,
 )
-from sparklm.spark.examination import examine, expected_vocab_size, master_silence, visit_folder, within
 from sparklm.storage import Folder
 from tests.conftest import tiny_config
 
@@ -247,7 +247,7 @@ def test_the_end_of_patience_is_an_error() -> None:
 
 
 def test_a_visit_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
-    from sparklm.spark.probe import visit_folder_task
+    from sparklm.spark.doctor.probe import visit_folder_task
 
     run = Folder(str(tmp_path / "new" / "runs"))
     problem, visits = visit_folder(run, lambda orders: [visit_folder_task(order) for order in orders], 2)
@@ -263,7 +263,7 @@ def test_a_visit_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_worker_in_another_folder_of_that_name_leaves_nothing_there(tmp_path: Path) -> None:
-    from sparklm.spark.probe import visit_folder_task, visit_order
+    from sparklm.spark.doctor.probe import visit_folder_task, visit_order
 
     answer = visit_folder_task(visit_order(folder=str(tmp_path / "else"), read="driver", write="task-0", text="x"))
     assert "the file of the driver is not there" in answer

@@ -11,9 +11,9 @@ import pyarrow.parquet
 import pytest
 from safetensors.numpy import save_file
 
+from sparklm.embeddings.files import find_token, nearest_tokens, random_embeddings, read_embeddings, write_embeddings
 from sparklm.errors import UserError
 from sparklm.storage import Folder
-from sparklm.text.embeddings import find_token, nearest_tokens, random_embeddings, read_embeddings, write_embeddings
 from sparklm.text.tokenizer_kinds import make_tokenizer
 
 TOKENIZER = make_tokenizer("word", [" the the the king king , king the 1999 the"], 300)

@@ -11,11 +11,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from sparklm.config import Config, SparkConfig
 from sparklm.errors import UserError
-from sparklm.report.exporters import Exporter, Forgiving, Outcome, check_exporters, open_exporters
-from sparklm.report.recorded import epoch_figures, recorded_epochs
+from sparklm.report.exporters.exporting import Exporter, Forgiving, Outcome, check_exporters, open_exporters
+from sparklm.report.exporters.recorded import epoch_figures, recorded_epochs
 from sparklm.storage import Folder
-from sparklm.training.history import SAMPLES, STEPS, EpochSample, write_lines
 from sparklm.training.metrics import EpochRecord, write_metrics
+from sparklm.training.records import SAMPLES, STEPS, EpochSample, write_lines
 from tests.run_history import RECORD, epoch_record, epoch_sample, step_records, write_history
 
 
@@ -198,7 +198,7 @@ def test_nothing_asked_for_is_nothing_checked_and_nothing_opened(tmp_path: Path)
 
 
 def test_secrets_do_not_leave_the_run_folder() -> None:
-    from sparklm.report.recorded import shown_settings
+    from sparklm.report.exporters.recorded import shown_settings
 
     config = Config(spark=SparkConfig(properties={"spark.hadoop.fs.s3a.access.key": "AK", "spark.jars": "a.jar"}))
     shown = shown_settings(config)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparklm.inference.model_zip import load_model, pack_model
 from sparklm.models.cache import Cache
 from sparklm.models.gpt import Gpt
+from sparklm.models.model_zip import load_model, pack_model
 from sparklm.models.objectives import batch_loss
 from sparklm.models.shape import ModelShape
 from sparklm.text.tokenizer_kinds import make_tokenizer

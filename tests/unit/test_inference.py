@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 
 from sparklm.errors import UserError
-from sparklm.inference.evaluate import evaluate_corpus
+from sparklm.evaluation import evaluate_corpus
 from sparklm.inference.generate import (
     Sampling,
     choose_token,
@@ -24,7 +24,7 @@ from sparklm.inference.generate import (
     generate_tokens,
     predict_next,
 )
-from sparklm.inference.model_zip import TrainedModel, load_model
+from sparklm.models.model_zip import TrainedModel, load_model
 from sparklm.report.text import report_text
 from sparklm.storage import Folder
 from sparklm.text.tokenizer_kinds import make_tokenizer

@@ -13,8 +13,8 @@ import pytest
 
 from sparklm import logs
 from sparklm.errors import UserError
-from sparklm.log_view import LogView
-from sparklm.progress import Message, Status, Training
+from sparklm.progress.log import LogView
+from sparklm.progress.status import Message, Status, Training
 from sparklm.storage import Folder
 from sparklm.training.heartbeat import PROGRESS, read_beat
 

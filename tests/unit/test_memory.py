@@ -10,7 +10,7 @@ import pytest
 
 from sparklm.config.resolve import resolve
 from sparklm.errors import UserError
-from sparklm.models import build_model
+from sparklm.models.registry import build_model
 from sparklm.spark.memory import Room, compare_with_room, parse_size, room_for_python
 from sparklm.training.memory import estimate_replica_bytes
 from tests.conftest import tiny_config

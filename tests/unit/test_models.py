@@ -15,13 +15,14 @@ import torch
 from sparklm.config import Config, ModelConfig
 from sparklm.config.resolve import resolve
 from sparklm.errors import UserError
-from sparklm.inference.evaluate import evaluate_corpus
+from sparklm.evaluation import evaluate_corpus
 from sparklm.inference.generate import Sampling, encode_prompt, generate_text, generate_tokens, predict_next
-from sparklm.inference.model_zip import TrainedModel, load_model, pack_model
-from sparklm.models import ARCHITECTURES, build_model, objectives
+from sparklm.models import objectives
 from sparklm.models.cache import Cache
+from sparklm.models.model_zip import TrainedModel, load_model, pack_model
 from sparklm.models.network import LanguageModel
 from sparklm.models.objectives import batch_loss
+from sparklm.models.registry import ARCHITECTURES, build_model
 from sparklm.text.tokenizer_kinds import make_tokenizer
 from tests.conftest import SENTENCES, run_job, tiny_config
 

@@ -11,18 +11,18 @@ from torch import nn
 
 from sparklm.config import TrainingConfig
 from sparklm.errors import UserError
-from sparklm.inference.model_zip import load_model
-from sparklm.models import build_model
+from sparklm.models.model_zip import load_model
+from sparklm.models.registry import build_model
 from sparklm.storage import Folder
-from sparklm.training import loop
-from sparklm.training.checkpoint import load_shared, read_commit
-from sparklm.training.loop import check_precision
+from sparklm.training import replica as loop
+from sparklm.training.checkpoint.cache import _warm, replica_at
+from sparklm.training.checkpoint.commit import load_shared, read_commit
 from sparklm.training.metrics import read_metrics
 from sparklm.training.muon import Muon, orthogonalise
 from sparklm.training.optim import build_optimizer, learning_rate
-from sparklm.training.replicas import _warm, replica_at
+from sparklm.training.replica import check_precision
 from sparklm.training.run import latest_step
-from sparklm.training.strategies import Round, plan_rounds
+from sparklm.training.sync.rounds import Round, plan_rounds
 from tests.conftest import SilentWatcher, run_job, tiny_config
 from tests.unit.test_training import DiesAfter
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
+from sparklm.placement.in_process import InProcess
 from sparklm.storage import Folder, cached_copy
 from sparklm.text.corpus import Piece
 from sparklm.text.prepare import FileCorpus, Workers, group_pieces, prepare, sample_texts, split_of, split_tail
 from sparklm.text.shards import Dataset, Manifest, Segment, TokenStream, is_dataset, read_manifest, token_dtype
 from sparklm.text.tokenizer_kinds import make_tokenizer
 from sparklm.text.windows import DocumentWindows
-from sparklm.training.placement import InProcess
 from tests.conftest import files_below
 
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sparklm.console import PlainView, TerminalView
 from sparklm.errors import UserError
-from sparklm.progress import STATUS, Message, Status, StatusFile, Tracker, read_status
+from sparklm.progress.status import STATUS, Message, Status, StatusFile, Tracker, read_status
+from sparklm.progress.terminal import PlainView, TerminalView
+from sparklm.progress.watch import watch
 from sparklm.storage import Folder
 from sparklm.text.windows import WindowPlan
 from sparklm.training.metrics import EpochRecord, read_metrics
 from sparklm.training.phases import StepProgress
-from sparklm.training.strategies import Round
-from sparklm.watch import watch
+from sparklm.training.sync.rounds import Round
 from tests.conftest import run_job, tiny_config
 
 PLAN = WindowPlan(num_windows=80, batch_size=4, num_replicas=2, epochs=2, seed=1, max_steps=None)  # 10 steps an epoch

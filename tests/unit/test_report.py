@@ -17,12 +17,12 @@ from sparklm.report.charts import MOST_POINTS, smoothed, thinned
 from sparklm.report.comparison import comparison_text, run_names
 from sparklm.report.facts import gather_facts
 from sparklm.report.page import inert_json, report_page, write_report
+from sparklm.report.redaction import HIDDEN
 from sparklm.report.settings import flat_settings
 from sparklm.report.timeline import MOST_BARS, kind_of, most_telling, place_in_rows, timeline
 from sparklm.report.vocabulary import TokenCounts, frequent_tokens, in_plane, readable_tokens
-from sparklm.secrets import HIDDEN
 from sparklm.storage import Folder
-from sparklm.training.history import STEPS, TASKS, write_lines
+from sparklm.training.records import STEPS, TASKS, write_lines
 from tests.conftest import run_job, tiny_config
 from tests.run_history import HOSTILE, add_history, steps_of, tasks_of
 

@@ -12,24 +12,24 @@ from hypothesis import strategies as st
 
 from sparklm.config.resolve import resolve
 from sparklm.errors import TrainingDivergedError, UserError
-from sparklm.inference.model_zip import load_model
-from sparklm.models import build_model
+from sparklm.models.model_zip import load_model
 from sparklm.models.objectives import batch_loss
+from sparklm.models.registry import build_model
+from sparklm.placement.in_process import InProcess, Placement
 from sparklm.storage import Folder
 from sparklm.text.windows import WindowPlan
-from sparklm.training import by_storage
-from sparklm.training.by_storage import round_task, train_by_storage
-from sparklm.training.checkpoint import committed_steps, read_commit, step_folder
-from sparklm.training.exchange import Cluster, choose_exchange
-from sparklm.training.history import STEPS, StepRecord, read_lines
+from sparklm.training.checkpoint.cache import new_replica
+from sparklm.training.checkpoint.commit import committed_steps, read_commit, step_folder
 from sparklm.training.metrics import read_metrics
 from sparklm.training.optim import build_optimizer, learning_rate
 from sparklm.training.phases import StepProgress
-from sparklm.training.placement import InProcess, Placement
-from sparklm.training.replicas import new_replica
+from sparklm.training.records import STEPS, StepRecord, read_lines
 from sparklm.training.run import latest_step, make_plan, read_run
-from sparklm.training.strategies import plan_rounds
-from sparklm.training.vectors import BLOCK, Codec, ordered_mean, slice_bounds
+from sparklm.training.sync import storage as by_storage
+from sparklm.training.sync.choose import Cluster, choose_exchange
+from sparklm.training.sync.codec import BLOCK, Codec, ordered_mean, slice_bounds
+from sparklm.training.sync.rounds import plan_rounds
+from sparklm.training.sync.storage import round_task, train_by_storage
 from tests.conftest import STRATEGIES, SilentWatcher, run_job, tiny_config
 
 

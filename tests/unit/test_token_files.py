@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
+from sparklm.placement.in_process import InProcess
 from sparklm.storage import Folder
 from sparklm.text.corpus import cut_pieces, list_sources
 from sparklm.text.prepare import prepare
 from sparklm.text.readers import read_chunks
 from sparklm.text.shards import Dataset, Manifest
 from sparklm.text.token_files import detect_form, parse_ids
-from sparklm.training.placement import InProcess
 
 
 def make(tmp_path: Path, corpus: Path, cleaning: CleaningConfig | None = None, **data) -> Manifest:

@@ -16,11 +16,13 @@ import torch
 from sparklm.config import TrainingConfig
 from sparklm.config.resolve import resolve
 from sparklm.errors import TrainingDivergedError, UserError
-from sparklm.inference.evaluate import evaluate_corpus
-from sparklm.inference.model_zip import load_model
+from sparklm.evaluation import evaluate_corpus
+from sparklm.models.model_zip import load_model
+from sparklm.placement.in_process import InProcess
 from sparklm.storage import Folder
 from sparklm.text.windows import WindowPlan
-from sparklm.training.checkpoint import (
+from sparklm.training.checkpoint.cache import replica_at
+from sparklm.training.checkpoint.commit import (
     CHECKPOINTS,
     committed_steps,
     load_shared,
@@ -30,16 +32,14 @@ from sparklm.training.checkpoint import (
 )
 from sparklm.training.fit import should_stop
 from sparklm.training.heartbeat import Heartbeat, read_beat
-from sparklm.training.history import SAMPLES, STEPS, EpochSample, StepRecord, read_lines, write_lines
-from sparklm.training.loop import Trainer, choose_device
 from sparklm.training.metrics import CpuMeter, EpochRecord, read_metrics
 from sparklm.training.optim import learning_rate
 from sparklm.training.phases import PHASES, StepProgress
-from sparklm.training.placement import InProcess
-from sparklm.training.replicas import replica_at
+from sparklm.training.records import SAMPLES, STEPS, EpochSample, StepRecord, read_lines, write_lines
+from sparklm.training.replica import Trainer, choose_device
 from sparklm.training.run import latest_step, read_run
-from sparklm.training.strategies import Round, plan_rounds
-from sparklm.training.together import AllHere, train_together
+from sparklm.training.sync.in_memory import AllHere, train_together
+from sparklm.training.sync.rounds import Round, plan_rounds
 from tests.conftest import SENTENCES, THE_21_COLUMNS, SilentWatcher, run_job, tiny_config
 
 
@@ -371,7 +371,7 @@ def test_early_stopping_keeps_the_best_weights(tmp_path: Path) -> None:
     assert any("stopped early" in note for note in watcher.notes)
     plan = replica(tmp_path / "run").plan
     trainer = replica(tmp_path / "run", plan.epoch_end(best))
-    from sparklm.inference.model_zip import load_model
+    from sparklm.models.model_zip import load_model
 
     assert result.model_record.Epoch == best + 1
     assert f"validation loss: {min(losses)}" in (tmp_path / "run" / "stats.txt").read_text()

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from sparklm.config import CleaningConfig, DataConfig
+from sparklm.embeddings import word2vec
+from sparklm.embeddings.skipgram import Sampling, Tables, Word2VecSettings, train_chunk
+from sparklm.embeddings.word2vec import PartResult, Plan, make_plan, merge, train_word2vec
 from sparklm.errors import TrainingDivergedError, UserError
+from sparklm.placement.in_process import InProcess
 from sparklm.storage import Folder
-from sparklm.text import word2vec
 from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset, read_manifest
-from sparklm.text.skipgram import Sampling, Tables, Word2VecSettings, train_chunk
-from sparklm.text.word2vec import PartResult, Plan, make_plan, merge, train_word2vec
-from sparklm.training.placement import InProcess
 
 TOPICS = [
     ["salt", "pepper", "onion", "butter", "flour", "garlic"],

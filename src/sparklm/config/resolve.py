@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from sparklm.config.files import read_config_file
+from sparklm.config.legacy_keys import ALIASES, CLUSTER_ALIASES, SYSTEM_PRESETS, WITHOUT_EFFECT, translate
 from sparklm.config.presets import DEFAULT_PRESET, preset_values
-from sparklm.config.seeds import ALIASES, CLUSTER_ALIASES, SYSTEM_PRESETS, WITHOUT_EFFECT, translate
 from sparklm.config.tree import Config
 from sparklm.errors import UserError
 from sparklm.storage import is_answering, split_url

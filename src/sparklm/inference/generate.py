@@ -12,8 +12,8 @@ from torch import Tensor
 
 from sparklm.config import DataConfig, GenerationConfig
 from sparklm.errors import UserError
-from sparklm.inference.model_zip import TrainedModel
 from sparklm.models.cache import Cache
+from sparklm.models.model_zip import TrainedModel
 from sparklm.models.network import LanguageModel
 from sparklm.text.shards import Dataset
 

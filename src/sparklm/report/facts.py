@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from sparklm.errors import UserError
-from sparklm.models import count_parameters
-from sparklm.statistics import STATS_JSON
+from sparklm.models.registry import count_parameters
+from sparklm.report.statistics import STATS_JSON
 from sparklm.storage import Folder
 from sparklm.text.shards import Dataset
 from sparklm.text.windows import WindowPlan
-from sparklm.training.history import SAMPLES, STEPS, TASKS, EpochSample, StepRecord, TaskRecord, read_lines
 from sparklm.training.metrics import METRICS, EpochRecord, read_metrics
+from sparklm.training.records import SAMPLES, STEPS, TASKS, EpochSample, StepRecord, TaskRecord, read_lines
 from sparklm.training.run import MODEL, RunRecord, latest_step, make_plan, read_run
 
 NO_SPARK = "this run used no Spark: it was trained in one process"

@@ -10,8 +10,8 @@ from sparklm.report.facts import NO_SPARK, Missing, RunFacts
 from sparklm.report.parts import Samples, SampleText, Section, Settings, Table
 from sparklm.report.settings import described_settings
 from sparklm.report.timeline import MOST_BARS, timeline
-from sparklm.training.history import EpochSample
 from sparklm.training.metrics import EpochRecord
+from sparklm.training.records import EpochSample
 from sparklm.training.run import SAMPLE_TEXT
 
 _FEW_EPOCHS = 8  # so many fit beside each other, which reads better than forty columns

@@ -7,7 +7,7 @@ that are not shown, nor are passwords in addresses.
 from __future__ import annotations
 
 from sparklm.config import Config
-from sparklm.secrets import hide_credentials, shown_property
+from sparklm.report.redaction import hide_credentials, shown_property
 
 
 def flat_settings(config: Config) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparklm.statistics import STATS_TEXT
+from sparklm.report.statistics import STATS_TEXT
 from sparklm.storage import Folder
 from sparklm.training.metrics import EpochRecord, read_metrics
 from sparklm.training.run import SAMPLE_TEXT, latest_step, read_run

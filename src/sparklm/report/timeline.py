@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from sparklm.report.charts import BLUE, GREEN, ORANGE, PAPER, RED, SERIES, Plot, chart_text, frame
 from sparklm.report.facts import Missing, RunFacts
-from sparklm.training.history import TaskRecord
+from sparklm.training.records import TaskRecord
 
 MOST_BARS = 3000
 _HOVER_WIDTH, _MOST_ERROR_LINES = 48, 5

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklm.errors import UserError
-from sparklm.inference.model_zip import load_model
+from sparklm.models.model_zip import load_model
 from sparklm.report.charts import BLUE, PURPLE, Plot, chart_text, frame, short
 from sparklm.report.facts import Missing, RunFacts
 from sparklm.text.shards import Dataset

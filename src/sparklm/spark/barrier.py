@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from sparklm.logs import log_context
 from sparklm.storage import Folder
-from sparklm.training.strategies import Round
+from sparklm.training.sync.rounds import Round
 
 
 class RankOrder(BaseModel):
@@ -28,10 +28,10 @@ def rank_task(text: str) -> str:
     import torch
     from pyspark import BarrierTaskContext
 
-    from sparklm.training.collective import Whereabouts, hold_port, joined_group
     from sparklm.training.heartbeat import Heartbeat
     from sparklm.training.run import latest_step, read_run
-    from sparklm.training.together import train_together
+    from sparklm.training.sync.collective import Whereabouts, hold_port, joined_group
+    from sparklm.training.sync.in_memory import train_together
 
     order, context = RankOrder.model_validate_json(text), BarrierTaskContext.get()
     rank, run = context.partitionId(), Folder(order.run_url)

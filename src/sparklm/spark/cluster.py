@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from sparklm.training.exchange import Cluster
+from sparklm.training.sync.choose import Cluster
 
 EXECUTORS_SECONDS = 40.0
 _SETTLE_SECONDS = 2.0  # without a new executor, after which they count as all there

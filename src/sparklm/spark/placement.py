@@ -8,28 +8,28 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparklm.config import CleaningConfig, Config, DataConfig, SparkConfig
+from sparklm.embeddings.files import RunTasks
 from sparklm.errors import JobError, TrainingDivergedError
-from sparklm.models import count_parameters
+from sparklm.models.registry import count_parameters
+from sparklm.placement.in_process import SessionFacts, TrainingWatcher
 from sparklm.spark.barrier import RankOrder, rank_task
 from sparklm.spark.cluster import ClusterFacts, read_cluster, share_of_cores, wait_for_executors
 from sparklm.spark.duplicates import find_duplicates_in_files
 from sparklm.spark.memory import check_executor_memory
+from sparklm.spark.metrics import job_group_figures, read_session_facts
 from sparklm.spark.session import start_session
 from sparklm.spark.supervision import Supervisor, TaskCounter
 from sparklm.spark.tables import TableCorpus
-from sparklm.spark.taskmetrics import job_group_figures, read_session_facts
 from sparklm.spark.tasks import Watch, name_jobs, run_tasks
 from sparklm.storage import Folder
-from sparklm.text.embeddings import RunTasks
 from sparklm.text.prepare import Corpus, ShardRequest
-from sparklm.training.by_storage import train_by_storage
-from sparklm.training.epoch_end import EpochEnd, epoch_end_orders, epoch_end_task, join_ends
-from sparklm.training.exchange import Exchange, choose_exchange
-from sparklm.training.loop import StepCallback
 from sparklm.training.metrics import ClusterFigures
-from sparklm.training.placement import SessionFacts, TrainingWatcher
+from sparklm.training.replica import StepCallback
 from sparklm.training.run import latest_step, read_run
-from sparklm.training.strategies import Round
+from sparklm.training.sync.choose import Exchange, choose_exchange
+from sparklm.training.sync.rounds import Round
+from sparklm.training.sync.storage import train_by_storage
+from sparklm.training.tasks import EpochEnd, epoch_end_orders, epoch_end_task, join_ends
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from sparklm.errors import JobError, TrainingDivergedError, UserError
+from sparklm.placement.in_process import TrainingWatcher
 from sparklm.storage import Folder
 from sparklm.training.heartbeat import Beat, clear_beats, read_beat
-from sparklm.training.loop import StepCallback
-from sparklm.training.placement import TrainingWatcher
+from sparklm.training.replica import StepCallback
 
 _LOOK_SECONDS = 0.5
 _LOOKS_IN_TIMEOUT = 10

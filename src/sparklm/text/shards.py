@@ -22,8 +22,7 @@ from pydantic import BaseModel, ConfigDict
 
 from sparklm.config import DataConfig
 from sparklm.errors import UserError
-from sparklm.records import read_record
-from sparklm.storage import Folder, cached_copy
+from sparklm.storage import Folder, cached_copy, read_record
 from sparklm.text.tokenizer import Tokenizer
 from sparklm.text.windows import DocumentWindows, Int64Array, StreamWindows, Windows
 

@@ -13,16 +13,16 @@ from itertools import groupby
 from typing import Protocol
 
 from sparklm.config import Config
+from sparklm.placement.in_process import Placement, TrainingWatcher
 from sparklm.storage import Folder
 from sparklm.text.shards import Dataset
 from sparklm.text.windows import WindowPlan
-from sparklm.training.checkpoint import prune_checkpoints, read_commit
-from sparklm.training.epoch_end import EpochEnd
-from sparklm.training.history import SAMPLES, STEPS, TASKS, EpochSample, StepRecord, TaskRecord, read_lines, write_lines
+from sparklm.training.checkpoint.commit import prune_checkpoints, read_commit
 from sparklm.training.metrics import ClusterFigures, CpuMeter, EpochRecord, EpochTotals, read_metrics, write_metrics
-from sparklm.training.placement import Placement, TrainingWatcher
+from sparklm.training.records import SAMPLES, STEPS, TASKS, EpochSample, StepRecord, TaskRecord, read_lines, write_lines
 from sparklm.training.run import RunRecord, latest_step
-from sparklm.training.strategies import Round, plan_rounds
+from sparklm.training.sync.rounds import Round, plan_rounds
+from sparklm.training.tasks import EpochEnd
 
 _MOST_TOKENS_MEASURED = 2**20
 

@@ -18,8 +18,8 @@ import psutil
 from pydantic import BaseModel, ConfigDict
 
 from sparklm.storage import Folder
-from sparklm.training.history import TaskRecord
 from sparklm.training.phases import PHASES, Phase, add_phases, working_seconds
+from sparklm.training.records import TaskRecord
 
 if TYPE_CHECKING:
     from sparklm.models.objectives import Tally

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sparklm.config import TrainingConfig
 from sparklm.training.muon import Muon
-from sparklm.training.vectors import copied
+from sparklm.training.sync.codec import copied
 
 _NOT_HIDDEN = ("embed", "lm_head", "output")  # parts of the names of the matrices at a network's two ends
 

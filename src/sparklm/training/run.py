@@ -10,13 +10,12 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from sparklm.config import Config
+from sparklm.embeddings.files import EMBEDDINGS
 from sparklm.errors import UserError
-from sparklm.records import read_record
-from sparklm.storage import Folder
-from sparklm.text.embeddings import EMBEDDINGS
+from sparklm.storage import Folder, read_record
 from sparklm.text.shards import Dataset, Manifest
 from sparklm.text.windows import WindowPlan
-from sparklm.training.checkpoint import committed_steps
+from sparklm.training.checkpoint.commit import committed_steps
 
 RUN_FORMAT = "sparklm run 1"
 CONFIG, MODEL, SAMPLE_TEXT, REPORT = "config.json", "model.zip", "sample.txt", "report.html"

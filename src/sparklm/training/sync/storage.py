@@ -19,10 +19,11 @@ from contextvars import copy_context
 from pydantic import BaseModel
 
 from sparklm.config import Config
+from sparklm.embeddings.files import RunTasks
 from sparklm.logs import log_context
 from sparklm.storage import Folder
-from sparklm.text.embeddings import RunTasks
-from sparklm.training.checkpoint import (
+from sparklm.training.checkpoint.cache import keep_in_memory, replica_at, save_replica, save_shared
+from sparklm.training.checkpoint.commit import (
     Commit,
     Given,
     ReplicaPart,
@@ -38,12 +39,11 @@ from sparklm.training.checkpoint import (
     writing,
 )
 from sparklm.training.heartbeat import Heartbeat
-from sparklm.training.loop import Trainer
 from sparklm.training.phases import Phase
-from sparklm.training.replicas import keep_in_memory, replica_at, save_replica, save_shared
+from sparklm.training.replica import Trainer
 from sparklm.training.run import read_run
-from sparklm.training.strategies import Round
-from sparklm.training.vectors import Codec, ordered_mean, slice_bounds
+from sparklm.training.sync.codec import Codec, ordered_mean, slice_bounds
+from sparklm.training.sync.rounds import Round
 
 _MEETING = "meeting.json"
 MOST_WITHOUT_SLICES = 4  # replicas: up to here all that is given is not much more than a slice of it and the mean

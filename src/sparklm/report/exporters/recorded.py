@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from sparklm.config import Config
 from sparklm.report.settings import flat_settings
 from sparklm.storage import Folder
-from sparklm.training.history import SAMPLES, STEPS, EpochSample, StepRecord, read_lines
 from sparklm.training.metrics import EpochRecord, read_metrics
+from sparklm.training.records import SAMPLES, STEPS, EpochSample, StepRecord, read_lines
 
 _NOT_FIGURES = {"step", "epoch", "time"}  # where a figure belongs, and when it was taken
 

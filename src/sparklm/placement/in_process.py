@@ -15,11 +15,11 @@ from sparklm.config import CleaningConfig, Config, DataConfig
 from sparklm.errors import UserError
 from sparklm.storage import Folder
 from sparklm.text.prepare import Corpus, ShardRequest, Workers, find_duplicates_here
-from sparklm.training.epoch_end import EpochEnd, epoch_end_orders, epoch_end_task, join_ends
 from sparklm.training.metrics import ClusterFigures
 from sparklm.training.phases import StepProgress
-from sparklm.training.strategies import Round
-from sparklm.training.together import AllHere, train_together
+from sparklm.training.sync.in_memory import AllHere, train_together
+from sparklm.training.sync.rounds import Round
+from sparklm.training.tasks import EpochEnd, epoch_end_orders, epoch_end_task, join_ends
 
 
 class TrainingWatcher(Protocol):

@@ -17,8 +17,8 @@ from sparklm.config import Config
 from sparklm.errors import UserError
 from sparklm.spark.cluster import ClusterFacts
 from sparklm.spark.memory import compare_with_room, room_for_python
-from sparklm.training.exchange import choose_exchange
 from sparklm.training.memory import in_mib
+from sparklm.training.sync.choose import choose_exchange
 from sparklm.wording import count
 
 _MOST_CLOCK_SECONDS = 5.0

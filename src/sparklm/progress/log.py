@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from sparklm.progress import Message, Status
+from sparklm.progress.status import Message, Status
 
 _PROGRESS_SECONDS = 10.0
 _EVENTS = {"stage": "stage begins", "note": "note", "warning": "warning", "epoch": "epoch done"}

@@ -22,18 +22,18 @@ from torch import Tensor, nn
 from sparklm.config import Config
 from sparklm.errors import TrainingDivergedError, UserError
 from sparklm.logs import TRACE
-from sparklm.models import build_model
 from sparklm.models.network import LanguageModel
 from sparklm.models.objectives import Tally, batch_loss
+from sparklm.models.registry import build_model
 from sparklm.text.shards import Dataset, TokenStream
 from sparklm.text.windows import Int64Array, WindowPlan, Windows, derive_seed
-from sparklm.training.history import StepRecord
 from sparklm.training.metrics import EpochTotals
 from sparklm.training.optim import average_decay, build_optimizer, learning_rate
 from sparklm.training.phases import Phase, PhaseClock, StepProgress, add_phases, working_seconds
 from sparklm.training.readahead import read_ahead
-from sparklm.training.strategies import Round, outer_step
-from sparklm.training.vectors import Codec, copied, flatten, unflatten
+from sparklm.training.records import StepRecord
+from sparklm.training.sync.codec import Codec, copied, flatten, unflatten
+from sparklm.training.sync.rounds import Round, outer_step
 
 _logger = logging.getLogger(__name__)
 EVALUATION_BATCH_SIZE = 32

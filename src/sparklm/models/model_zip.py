@@ -25,8 +25,8 @@ from torch import Tensor
 
 from sparklm import __version__
 from sparklm.errors import UserError
-from sparklm.models import ARCHITECTURES, model_of_shape
 from sparklm.models.network import LanguageModel
+from sparklm.models.registry import ARCHITECTURES, model_of_shape
 from sparklm.models.shape import ModelShape, Objective
 from sparklm.storage import split_address
 from sparklm.text.tokenizer import Tokenizer

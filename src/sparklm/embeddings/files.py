@@ -77,8 +77,8 @@ def make_embeddings(
     if kind == "random":
         return Embeddings(vectors=random_embeddings(vocab_size, size, seed), notes=[])
     if kind == "word2vec":
-        from sparklm.text.skipgram import Word2VecSettings
-        from sparklm.text.word2vec import train_word2vec
+        from sparklm.embeddings.skipgram import Word2VecSettings
+        from sparklm.embeddings.word2vec import train_word2vec
 
         settings = Word2VecSettings(**config.word2vec.model_dump(), size=size, seed=seed)
         return Embeddings(

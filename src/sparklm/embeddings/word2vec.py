@@ -29,12 +29,11 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from sparklm.embeddings.files import WORD2VEC_ROUNDS, FloatArray, RunTasks
+from sparklm.embeddings.skipgram import Sampling, Tables, Word2VecSettings, train_chunk, trained_tokens
 from sparklm.errors import TrainingDivergedError, UserError
-from sparklm.records import read_record
-from sparklm.storage import Folder
-from sparklm.text.embeddings import WORD2VEC_ROUNDS, FloatArray, RunTasks
+from sparklm.storage import Folder, read_record
 from sparklm.text.shards import TOKENIZER, Manifest, open_split, read_manifest
-from sparklm.text.skipgram import Sampling, Tables, Word2VecSettings, train_chunk, trained_tokens
 from sparklm.text.tokenizer import Tokenizer
 from sparklm.text.windows import Int64Array, derive_seed
 

@@ -14,7 +14,8 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from sparklm.storage import Folder
-from sparklm.training.checkpoint import (
+from sparklm.training.checkpoint.cache import keep_in_memory, replica_at, save_replica, save_shared
+from sparklm.training.checkpoint.commit import (
     Commit,
     ReplicaPart,
     prune_checkpoints,
@@ -22,11 +23,10 @@ from sparklm.training.checkpoint import (
     step_folder,
     write_commit,
 )
-from sparklm.training.loop import StepCallback, Trainer
 from sparklm.training.phases import PhaseClock
-from sparklm.training.replicas import keep_in_memory, replica_at, save_replica, save_shared
-from sparklm.training.strategies import Round
-from sparklm.training.vectors import Codec, ordered_mean
+from sparklm.training.replica import StepCallback, Trainer
+from sparklm.training.sync.codec import Codec, ordered_mean
+from sparklm.training.sync.rounds import Round
 
 _PARTS = TypeAdapter(list[ReplicaPart])
 

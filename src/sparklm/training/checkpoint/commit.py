@@ -27,11 +27,10 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from sparklm.errors import UserError
-from sparklm.records import read_record
-from sparklm.storage import Buffer, Folder
-from sparklm.training.history import StepRecord
+from sparklm.storage import Buffer, Folder, read_record
 from sparklm.training.metrics import EpochTotals
-from sparklm.training.vectors import Codec, ordered_mean, slice_bounds
+from sparklm.training.records import StepRecord
+from sparklm.training.sync.codec import Codec, ordered_mean, slice_bounds
 
 _logger = logging.getLogger(__name__)
 CHECKPOINTS = "checkpoints"

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from sparklm.training.history import TaskRecord
+from sparklm.placement.in_process import SessionFacts
 from sparklm.training.metrics import ClusterFigures
-from sparklm.training.placement import SessionFacts
+from sparklm.training.records import TaskRecord
 
 _MOST_TASKS = 100_000  # of a stage
 _MOST_KEPT = 2_000  # of an epoch, in tasks.jsonl

@@ -11,7 +11,7 @@ import logging
 import time
 
 from sparklm.storage import Folder
-from sparklm.training.checkpoint import (
+from sparklm.training.checkpoint.commit import (
     Commit,
     ReplicaPart,
     SavedFile,
@@ -23,7 +23,7 @@ from sparklm.training.checkpoint import (
     save_tensors,
     step_folder,
 )
-from sparklm.training.loop import Trainer, resident_bytes, use_threads
+from sparklm.training.replica import Trainer, resident_bytes, use_threads
 from sparklm.training.run import RunRecord, make_plan, read_embeddings, read_run
 
 _logger = logging.getLogger(__name__)

@@ -9,11 +9,11 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 
 from sparklm import __version__
+from sparklm.placement.in_process import Placement
 from sparklm.storage import Folder
 from sparklm.text.shards import Manifest
 from sparklm.training.fit import FitResult
 from sparklm.training.metrics import EpochRecord
-from sparklm.training.placement import Placement
 from sparklm.training.run import RunRecord
 from sparklm.wording import text_table
 

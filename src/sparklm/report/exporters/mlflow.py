@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sparklm.errors import UserError
-from sparklm.progress import Outcome
-from sparklm.report.exporters import Note
-from sparklm.report.recorded import (
+from sparklm.progress.status import Outcome
+from sparklm.report.exporters.exporting import Note
+from sparklm.report.exporters.recorded import (
     RecordedEpoch,
     epoch_figures,
     recorded_epochs,
     shown_settings,
     step_figures,
 )
-from sparklm.secrets import first_line, hide_credentials
+from sparklm.report.redaction import first_line, hide_credentials
 from sparklm.storage import Folder, open_filesystem
-from sparklm.training.history import SAMPLES, STEPS, EpochSample, StepRecord
 from sparklm.training.metrics import METRICS, EpochRecord
+from sparklm.training.records import SAMPLES, STEPS, EpochSample, StepRecord
 from sparklm.training.run import RunRecord
 
 RUN_ID_TAG = "sparklm.run_id"

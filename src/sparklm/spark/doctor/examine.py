@@ -20,10 +20,10 @@ from pydantic import BaseModel, ConfigDict
 
 from sparklm.config import Config
 from sparklm.errors import JobError, UserError
-from sparklm.models import count_parameters
-from sparklm.spark import probe
+from sparklm.models.registry import count_parameters
 from sparklm.spark.cluster import EXECUTORS_SECONDS, ClusterFacts, read_cluster, wait_for_executors
-from sparklm.spark.doctor import (
+from sparklm.spark.doctor import probe
+from sparklm.spark.doctor.findings import (
     Finding,
     ProcessFacts,
     VisitFacts,
@@ -41,9 +41,9 @@ from sparklm.spark.doctor import (
     judge_threads,
 )
 from sparklm.spark.memory import has_own_limit
+from sparklm.spark.metrics import group_tasks
 from sparklm.spark.placement import OnSpark
 from sparklm.spark.session import check_java, check_master
-from sparklm.spark.taskmetrics import group_tasks
 from sparklm.spark.tasks import reason, run_tasks
 from sparklm.storage import Folder
 from sparklm.training.memory import estimate_replica_bytes
@@ -100,7 +100,7 @@ def examine(config: Config, run: Folder) -> list[Finding]:
 def examine_here(config: Config, run: Folder) -> list[Finding]:
     """Check this process alone, as `--master none` uses no other."""
     from sparklm.job import replica_threads
-    from sparklm.training.placement import InProcess
+    from sparklm.placement.in_process import InProcess
 
     driver = _look_around_here()
     problem, visits = visit_folder(run, lambda orders: [], 0)

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 
 from sparklm.errors import UserError
-from sparklm.inference.model_zip import TrainedModel
+from sparklm.models.model_zip import TrainedModel
 from sparklm.storage import Folder
 from sparklm.text.corpus import SAMPLE, cut_pieces, list_sources
 from sparklm.text.readers import read_chunks
 from sparklm.text.shards import Dataset, Segment, TokenStream, is_dataset
 from sparklm.text.windows import StreamWindows
-from sparklm.training.loop import tally_windows
 from sparklm.training.metrics import Evaluation
+from sparklm.training.replica import tally_windows
 
 
 @dataclass(frozen=True, kw_only=True)

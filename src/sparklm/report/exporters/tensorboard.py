@@ -14,11 +14,17 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from sparklm.progress import Outcome
-from sparklm.report.recorded import RecordedEpoch, epoch_figures, recorded_epochs, shown_settings, step_figures
+from sparklm.progress.status import Outcome
+from sparklm.report.exporters.recorded import (
+    RecordedEpoch,
+    epoch_figures,
+    recorded_epochs,
+    shown_settings,
+    step_figures,
+)
 from sparklm.storage import Folder
-from sparklm.training.history import EpochSample, StepRecord
 from sparklm.training.metrics import EpochRecord
+from sparklm.training.records import EpochSample, StepRecord
 from sparklm.training.run import RunRecord
 
 TENSORBOARD = "tensorboard"

@@ -12,7 +12,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from sparklm.progress import Message, Status, Training, View
+from sparklm.progress.status import Message, Status, Training, View
 from sparklm.wording import count
 
 _PLAIN_SECONDS = 10.0

@@ -20,11 +20,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sparklm.errors import UserError
 from sparklm.storage import Folder
 from sparklm.text.windows import WindowPlan
-from sparklm.training.history import EpochSample, StepRecord
 from sparklm.training.metrics import EpochRecord
 from sparklm.training.phases import StepProgress, working_seconds
+from sparklm.training.records import EpochSample, StepRecord
 from sparklm.training.run import CONFIG
-from sparklm.training.strategies import Round
+from sparklm.training.sync.rounds import Round
 from sparklm.wording import count
 
 STATUS = "status.json"

@@ -13,16 +13,16 @@ from pydantic import BaseModel
 
 from sparklm.config import Config, GenerationConfig
 from sparklm.inference.generate import Sampling, generate_text, prompt_of
-from sparklm.inference.model_zip import TrainedModel
 from sparklm.logs import log_context
+from sparklm.models.model_zip import TrainedModel
 from sparklm.models.objectives import Tally
 from sparklm.storage import Folder
-from sparklm.training.checkpoint import read_commit
+from sparklm.training.checkpoint.cache import keep_in_memory, replica_at
+from sparklm.training.checkpoint.commit import read_commit
 from sparklm.training.heartbeat import Heartbeat
-from sparklm.training.history import EpochSample, StepRecord
-from sparklm.training.loop import NUM_LOGGING_REPLICAS, Trainer, resident_bytes
 from sparklm.training.metrics import EpochTotals, Evaluation
-from sparklm.training.replicas import keep_in_memory, replica_at
+from sparklm.training.records import EpochSample, StepRecord
+from sparklm.training.replica import NUM_LOGGING_REPLICAS, Trainer, resident_bytes
 
 _logger = logging.getLogger(__name__)
 _LONGEST_SAMPLE = 24  # tokens: more would take a percent of an epoch of some seconds

@@ -14,11 +14,11 @@ from typing import Protocol, TypeAlias
 
 from sparklm.config import OutputConfig
 from sparklm.errors import UserError
-from sparklm.progress import Outcome
-from sparklm.secrets import first_line, hide_credentials
+from sparklm.progress.status import Outcome
+from sparklm.report.redaction import first_line, hide_credentials
 from sparklm.storage import Folder
-from sparklm.training.history import EpochSample, StepRecord
 from sparklm.training.metrics import EpochRecord
+from sparklm.training.records import EpochSample, StepRecord
 from sparklm.training.run import RunRecord
 
 Note: TypeAlias = Callable[[str], None]
@@ -41,7 +41,7 @@ def check_exporters(tensorboard: bool, mlflow: str | None) -> None:
     if mlflow is not None:
         if importlib.util.find_spec("mlflow") is None:
             raise UserError("--mlflow needs a package that is not installed: pip install 'sparklm[mlflow]'")
-        from sparklm.report.mlflow import check_server
+        from sparklm.report.exporters.mlflow import check_server
 
         check_server(mlflow)
 
@@ -110,12 +110,12 @@ class Forgiving:
 
 
 def _open_tensorboard(run: Folder, record: RunRecord) -> Exporter:
-    from sparklm.report.tensorboard import TensorBoard
+    from sparklm.report.exporters.tensorboard import TensorBoard
 
     return TensorBoard(run, record)
 
 
 def _open_mlflow(run: Folder, record: RunRecord, uri: str, note: Note) -> Exporter:
-    from sparklm.report.mlflow import MLflow
+    from sparklm.report.exporters.mlflow import MLflow
 
     return MLflow(run, record, uri, note)

@@ -7,9 +7,9 @@ import os
 import socket
 import time
 
-from sparklm.console import describe
 from sparklm.errors import UserError
-from sparklm.progress import Message, Outcome, Status, View, read_status
+from sparklm.progress.status import Message, Outcome, Status, View, read_status
+from sparklm.progress.terminal import describe
 from sparklm.storage import Folder
 from sparklm.training.run import CONFIG
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sparklm.errors import JobError
 from sparklm.training.phases import PhaseClock
-from sparklm.training.vectors import Codec, ordered_mean, slice_bounds
+from sparklm.training.sync.codec import Codec, ordered_mean, slice_bounds
 
 
 class OneEach:

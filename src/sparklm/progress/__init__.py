@@ -1,0 +1,1 @@
+"""How a job stands, and where that is shown."""

@@ -1,0 +1,1 @@
+"""The pre-flight check: facts are gathered by examine.py and judged by findings.py."""

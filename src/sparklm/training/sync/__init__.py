@@ -1,0 +1,1 @@
+"""How replicas stay one model: rounds, strategies, and the ways to a mean."""
