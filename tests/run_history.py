@@ -10,15 +10,10 @@ import math
 import random
 
 from sparklm.config import Config, SparkConfig
+from sparklm.evaluation import Evaluation
 from sparklm.storage import Folder
-from sparklm.training.metrics import (
-    ClusterFigures,
-    EpochRecord,
-    EpochTotals,
-    Evaluation,
-    read_metrics,
-    write_metrics,
-)
+from sparklm.training.epoch_log import EpochTotals
+from sparklm.training.metrics import ClusterFigures, EpochFacts, EpochRecord, read_metrics, write_metrics
 from sparklm.training.records import (
     SAMPLES,
     STEPS,
@@ -54,9 +49,9 @@ def epoch_record(epoch: int) -> EpochRecord:
         updates=20,
         seconds=2.5,
     )
-    return EpochRecord.assemble(
+    facts = EpochFacts(
         epoch=epoch - 1,
-        duration_seconds=2.75,
+        seconds=2.75,
         totals=totals,
         validation=Evaluation(loss=3.1 / epoch, accuracy=0.1, nearest_accuracy=0.1, tokens=50, is_probability=True),
         bytes_per_token=2.0,
@@ -66,6 +61,7 @@ def epoch_record(epoch: int) -> EpochRecord:
         gpu_memory_bytes=None,
         retries=0,
     )
+    return EpochRecord.of(facts)
 
 
 def step_records(epoch: int) -> list[StepRecord]:

@@ -1,21 +1,62 @@
-"""How well a finished model predicts a text."""
+"""How well a model predicts a text: while it is trained, and when it is finished."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict
 
 from sparklm.errors import UserError
 from sparklm.models.model_zip import TrainedModel
+from sparklm.models.network import LanguageModel
+from sparklm.models.objectives import Tally, batch_loss
 from sparklm.storage import Folder
 from sparklm.text.corpus import SAMPLE, cut_pieces, list_sources
 from sparklm.text.readers import read_chunks
 from sparklm.text.shards import Dataset, Segment, TokenStream, is_dataset
-from sparklm.text.windows import StreamWindows
-from sparklm.training.metrics import Evaluation
-from sparklm.training.replica import tally_windows
+from sparklm.text.windows import StreamWindows, Windows
+
+EVALUATION_BATCH_SIZE = 32
+
+
+class Evaluation(BaseModel):
+    """How well a model predicts a text."""
+
+    model_config = ConfigDict(frozen=True)
+    loss: float
+    accuracy: float
+    nearest_accuracy: float  # by the best token alone; for tokens it is the accuracy itself
+    tokens: int
+    is_probability: bool  # the loss is that of probabilities, and not a distance between embeddings
+
+    @classmethod
+    def of(cls, parts: Sequence[Tally], is_probability: bool) -> Evaluation | None:
+        """Put the parts of a text together, in their order; None when there was nothing to predict."""
+        targets = sum(part.targets for part in parts)
+        if targets == 0:
+            return None
+        return cls(
+            loss=sum(part.loss_sum for part in parts) / targets,
+            accuracy=sum(part.correct for part in parts) / targets,
+            nearest_accuracy=sum(part.nearest for part in parts) / targets,
+            tokens=targets,
+            is_probability=is_probability,
+        )
+
+    @property
+    def perplexity(self) -> float | None:
+        """The exponential of the loss: among how many equally likely tokens the model hesitates."""
+        return math.exp(min(self.loss, 700.0)) if self.is_probability else None
+
+    def bits_per_byte(self, bytes_per_token: float) -> float | None:
+        """Bits that the model needs for a byte of the text, by which models with other tokenizers compare."""
+        if not self.is_probability:
+            return None
+        return self.loss / math.log(2) / bytes_per_token if bytes_per_token else math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +70,29 @@ class CorpusEvaluation:
     top1_accuracy: float
     tokens: int
     text_bytes: int
+
+
+@torch.no_grad()
+def tally_windows(
+    model: LanguageModel,
+    stream: TokenStream,
+    windows: Windows,
+    device: torch.device,
+    numbers: range,
+    on_batch: Callable[[], None] | None = None,
+    batch_size: int = EVALUATION_BATCH_SIZE,
+) -> Tally:
+    """Score the targets of some of a stream's windows."""
+    was_training = model.training
+    model.eval()
+    tally = Tally()
+    for first in range(numbers.start, numbers.stop, batch_size):
+        starts = windows.starts(np.arange(first, min(first + batch_size, numbers.stop)))
+        tally.add(batch_loss(model, torch.from_numpy(stream.windows(starts, windows.window_size)).to(device)))
+        if on_batch is not None:
+            on_batch()
+    model.train(was_training)
+    return tally
 
 
 def evaluate_corpus(trained: TrainedModel, corpus: str | None, text_column: str = "text") -> CorpusEvaluation:

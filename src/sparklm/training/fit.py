@@ -18,7 +18,8 @@ from sparklm.storage import Folder
 from sparklm.text.shards import Dataset
 from sparklm.text.windows import WindowPlan
 from sparklm.training.checkpoint.commit import prune_checkpoints, read_commit
-from sparklm.training.metrics import ClusterFigures, CpuMeter, EpochRecord, EpochTotals, read_metrics, write_metrics
+from sparklm.training.epoch_log import EpochTotals
+from sparklm.training.metrics import ClusterFigures, CpuMeter, EpochFacts, EpochRecord, read_metrics, write_metrics
 from sparklm.training.records import SAMPLES, STEPS, TASKS, EpochSample, StepRecord, TaskRecord, read_lines, write_lines
 from sparklm.training.run import RunRecord, latest_step
 from sparklm.training.sync.rounds import Round, plan_rounds
@@ -131,17 +132,19 @@ class Chronicle:
         retries: int | None,
     ) -> None:
         """Record an epoch, and tell of it."""
-        record = EpochRecord.assemble(
-            epoch=epoch,
-            duration_seconds=seconds,
-            totals=end.totals,
-            validation=end.validation,
-            bytes_per_token=self._bytes_per_token,
-            cluster=figures,
-            cpu_loads=cpu_loads,
-            python_rss_bytes=end.python_rss_bytes,
-            gpu_memory_bytes=end.gpu_memory_bytes,
-            retries=retries,
+        record = EpochRecord.of(
+            EpochFacts(
+                epoch=epoch,
+                seconds=seconds,
+                totals=end.totals,
+                validation=end.validation,
+                bytes_per_token=self._bytes_per_token,
+                cluster=figures,
+                cpu_loads=cpu_loads,
+                python_rss_bytes=end.python_rss_bytes,
+                gpu_memory_bytes=end.gpu_memory_bytes,
+                retries=retries,
+            )
         )
         self.records.append(record)
         self._steps += end.steps

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from sparklm.config import Config
+from sparklm.evaluation import EVALUATION_BATCH_SIZE
 from sparklm.models.objectives import MOST_SCORES_AT_ONCE
 from sparklm.models.registry import model_of_shape
 from sparklm.models.shape import ModelShape
 from sparklm.training.optim import is_for_muon
-from sparklm.training.replica import EVALUATION_BATCH_SIZE
 
 MIB = 2**20
 # Measured with torch's CPU build: the largest size of a process that trains a network of next to no parameters.

@@ -1,170 +1,30 @@
-"""What is recorded of an epoch, and the table it goes into.
+"""metrics.csv: a line for each epoch, and the one table that says what its columns are.
 
-The first 21 columns of metrics.csv are those of an earlier system, in its order and spelling; ours follow. A figure
-that was not measured (Spark's, where there is no Spark) is empty, never zero.
+The first 21 columns are those of an earlier system, in its order and spelling; ours follow. A column is declared here
+once, with its label, its unit and how it is joined from what was measured: report, statistics, exporters and docs read
+this table. A figure that was not measured (Spark's, where there is no Spark) is empty, never zero.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import math
 import os
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import psutil
 from pydantic import BaseModel, ConfigDict
 
+from sparklm.evaluation import Evaluation
 from sparklm.storage import Folder
-from sparklm.training.phases import PHASES, Phase, add_phases, working_seconds
+from sparklm.training.epoch_log import EpochTotals
+from sparklm.training.phases import Phase, working_seconds
 from sparklm.training.records import TaskRecord
 
-if TYPE_CHECKING:
-    from sparklm.models.objectives import Tally
-
 METRICS = "metrics.csv"
-_NO_GRADIENT_YET = 1e308  # larger than any; JSON has no infinity
-
-
-class EpochTotals(BaseModel):
-    """Sums over the steps of an epoch so far; part of every checkpoint, so that a resumed epoch is counted whole."""
-
-    model_config = ConfigDict(frozen=True)
-    steps: int = 0
-    tokens: int = 0
-    loss_sum: float = 0.0
-    targets: int = 0
-    correct: int = 0
-    nearest: int = 0
-    updates: int = 0
-    gradient_sum: float = 0.0
-    gradient_square_sum: float = 0.0
-    gradient_max: float = 0.0
-    gradient_min: float = _NO_GRADIENT_YET
-    learning_rate: float = 0.0
-    last_loss: float = 0.0
-    last_gradient_norm: float = 0.0
-    exchanged_bytes: int = 0
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    phases: dict[Phase, float] = {}  # seconds
-
-    def with_step(self, *, loss: float, correct: int, nearest: int, targets: int, tokens: int) -> EpochTotals:
-        """Count one more batch and what was right in it."""
-        return self.model_copy(
-            update={
-                "steps": self.steps + 1,
-                "tokens": self.tokens + tokens,
-                "loss_sum": self.loss_sum + loss,
-                "targets": self.targets + targets,
-                "correct": self.correct + correct,
-                "nearest": self.nearest + nearest,
-                "last_loss": loss,
-            }
-        )
-
-    def with_update(self, *, gradient_norm: float, learning_rate: float) -> EpochTotals:
-        """Count one more change of the weights."""
-        return self.model_copy(
-            update={
-                "updates": self.updates + 1,
-                "gradient_sum": self.gradient_sum + gradient_norm,
-                "gradient_square_sum": self.gradient_square_sum + gradient_norm**2,
-                "gradient_max": max(self.gradient_max, gradient_norm),
-                "gradient_min": min(self.gradient_min, gradient_norm),
-                "learning_rate": learning_rate,
-                "last_gradient_norm": gradient_norm,
-            }
-        )
-
-    def plus(self, **sums: float) -> EpochTotals:
-        """Add to some of the sums."""
-        return self.model_copy(update={name: getattr(self, name) + value for name, value in sums.items()})
-
-    def with_phases(self, seconds: Mapping[Phase, float]) -> EpochTotals:
-        """Add to the times of phases."""
-        return self.model_copy(update={"phases": add_phases([self.phases, seconds])})
-
-    @classmethod
-    def of_all(cls, replicas: Sequence[EpochTotals], *, in_turn: bool) -> EpochTotals:
-        """Put the totals of all replicas together, in their order.
-
-        Where they worked at the same time, the time of all is that of the slowest, and a phase took its mean.
-        """
-        of_first = {name: getattr(replicas[0], name) for name in ("learning_rate", "last_loss", "last_gradient_norm")}
-        others = {*of_first, "gradient_max", "gradient_min", "seconds", "exchanged_bytes", "phases"}
-        summed = {
-            name: sum(getattr(totals, name) for totals in replicas) for name in cls.model_fields if name not in others
-        }
-        phases = add_phases([totals.phases for totals in replicas])
-        seconds = [totals.seconds for totals in replicas]
-        return cls(
-            **summed,
-            **of_first,
-            gradient_max=max(totals.gradient_max for totals in replicas),
-            gradient_min=min(totals.gradient_min for totals in replicas),
-            exchanged_bytes=max(totals.exchanged_bytes for totals in replicas),
-            seconds=sum(seconds) if in_turn else max(seconds),
-            phases=phases if in_turn else {phase: value / len(replicas) for phase, value in phases.items()},
-        )
-
-    @property
-    def known_seconds(self) -> float:
-        """Time of the epoch as far as replicas know it."""
-        return max(self.seconds, sum(self.phases.values()))
-
-    @property
-    def loss(self) -> float:
-        """Mean loss of the steps."""
-        return self.loss_sum / self.steps
-
-    @property
-    def gradient_mean(self) -> float:
-        """Mean of the updates' gradient norms."""
-        return self.gradient_sum / self.updates
-
-    @property
-    def gradient_variance(self) -> float:
-        """Variance of the updates' gradient norms."""
-        return max(0.0, self.gradient_square_sum / self.updates - self.gradient_mean**2)
-
-
-class Evaluation(BaseModel):
-    """How well a model predicts a text."""
-
-    model_config = ConfigDict(frozen=True)
-    loss: float
-    accuracy: float
-    nearest_accuracy: float  # by the best token alone; for tokens it is the accuracy itself
-    tokens: int
-    is_probability: bool  # the loss is that of probabilities, and not a distance between embeddings
-
-    @classmethod
-    def of(cls, parts: Sequence[Tally], is_probability: bool) -> Evaluation | None:
-        """Put the parts of a text together, in their order; None when there was nothing to predict."""
-        targets = sum(part.targets for part in parts)
-        if targets == 0:
-            return None
-        return cls(
-            loss=sum(part.loss_sum for part in parts) / targets,
-            accuracy=sum(part.correct for part in parts) / targets,
-            nearest_accuracy=sum(part.nearest for part in parts) / targets,
-            tokens=targets,
-            is_probability=is_probability,
-        )
-
-    @property
-    def perplexity(self) -> float | None:
-        """The exponential of the loss: among how many equally likely tokens the model hesitates."""
-        return math.exp(min(self.loss, 700.0)) if self.is_probability else None
-
-    def bits_per_byte(self, bytes_per_token: float) -> float | None:
-        """Bits that the model needs for a byte of the text, by which models with other tokenizers compare."""
-        if not self.is_probability:
-            return None
-        return self.loss / math.log(2) / bytes_per_token if bytes_per_token else math.inf
 
 
 class ClusterFigures(BaseModel):
@@ -183,6 +43,231 @@ class ClusterFigures(BaseModel):
     tasks: Sequence[TaskRecord] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class EpochFacts:
+    """All that was measured of an epoch: by the replicas, by Spark and by the driver."""
+
+    epoch: int  # from 0
+    seconds: float
+    totals: EpochTotals
+    validation: Evaluation | None
+    bytes_per_token: float | None
+    cluster: ClusterFigures
+    cpu_loads: tuple[float, float] | None  # of the driver process and of the machine
+    python_rss_bytes: int
+    gpu_memory_bytes: int | None
+    retries: int | None
+
+
+Figure = float | int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of metrics.csv."""
+
+    label: str  # what people call it
+    join: Callable[[EpochFacts], Figure]
+    unit: str = ""
+    form: str = ",.5g"  # how people see it
+    group: str = ""  # the chart or table of a report that it belongs to: gradients, memory, cpu, phases, spark
+    in_summary: bool = False  # in the short table of a run
+
+
+def _spark(
+    label: str, name: str, *, unit: str, group: str = "spark", form: str = ",.5g", short: bool = False
+) -> Column:
+    """A figure as Spark gives it."""
+
+    def join(facts: EpochFacts) -> Figure:
+        value: Figure = getattr(facts.cluster, name)
+        return value
+
+    return Column(label=label, unit=unit, group=group, form=form, in_summary=short, join=join)
+
+
+def _phase(phase: Phase, label: str) -> Column:
+    """The time of a phase."""
+    return Column(label=label, unit="ms", group="phases", join=lambda facts: 1000 * facts.totals.phases.get(phase, 0.0))
+
+
+def _validation(label: str, join: Callable[[Evaluation], Figure], *, form: str) -> Column:
+    """A figure of the validation text, where there is one."""
+    return Column(
+        label=label, form=form, in_summary=True, join=lambda facts: join(facts.validation) if facts.validation else None
+    )
+
+
+def _overhead_ms(facts: EpochFacts) -> float:
+    return max(0.0, 1000 * (facts.seconds - sum(facts.totals.phases.values())))
+
+
+def _tokens_per_second(facts: EpochFacts) -> float:
+    worked = working_seconds(facts.totals.phases)
+    return facts.totals.tokens / worked if worked else 0.0
+
+
+def _bits_per_byte(facts: EpochFacts) -> float | None:
+    if facts.validation is None or not facts.bytes_per_token:
+        return None
+    return facts.validation.bits_per_byte(facts.bytes_per_token)
+
+
+class EpochRecord(BaseModel):
+    """One line of metrics.csv. Field order is column order."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    Epoch: Annotated[int, Column(label="epoch", form="d", in_summary=True, join=lambda facts: facts.epoch + 1)]
+    TimeStamp: Annotated[
+        int, Column(label="time", unit="ms", form=",d", in_summary=True, join=lambda facts: round(facts.seconds * 1000))
+    ]
+    TrainingLoss: Annotated[
+        float, Column(label="training loss", form=".4f", in_summary=True, join=lambda facts: facts.totals.loss)
+    ]
+    TrainingAccuracy: Annotated[
+        float, Column(label="accuracy", form=".3f", in_summary=True, join=lambda facts: facts.totals.accuracy)
+    ]
+    ValidationAccuracy: Annotated[
+        float | None, _validation("validation accuracy", lambda found: found.accuracy, form=".3f")
+    ]
+    meanGradientMagnitude: Annotated[
+        float,
+        Column(
+            label="mean gradient norm",
+            form=".4f",
+            group="gradients",
+            in_summary=True,
+            join=lambda facts: facts.totals.gradient_mean,
+        ),
+    ]
+    maxGradientMagnitude: Annotated[
+        float, Column(label="largest gradient norm", group="gradients", join=lambda facts: facts.totals.gradient_max)
+    ]
+    minGradientMagnitude: Annotated[
+        float, Column(label="smallest gradient norm", group="gradients", join=lambda facts: facts.totals.gradient_min)
+    ]
+    gradientVariance: Annotated[
+        float, Column(label="variance of the gradient norm", join=lambda facts: facts.totals.gradient_variance)
+    ]
+    LearningRate: Annotated[float, Column(label="learning rate", join=lambda facts: facts.totals.learning_rate)]
+    UsedMemoryMB: Annotated[float | None, _spark("driver JVM, used", "used_memory_mb", unit="MB", group="memory")]
+    TotalMemoryMB: Annotated[float | None, _spark("driver JVM, total", "total_memory_mb", unit="MB", group="memory")]
+    MaxMemoryMB: Annotated[float | None, _spark("driver JVM, limit", "max_memory_mb", unit="MB", group="")]
+    totalShuffleReadBytes: Annotated[int | None, _spark("shuffle read", "shuffle_read_bytes", unit="bytes", form=",d")]
+    totalShuffleWriteBytes: Annotated[
+        int | None, _spark("shuffle written", "shuffle_write_bytes", unit="bytes", form=",d")
+    ]
+    maxTaskDuration: Annotated[float | None, _spark("longest task", "max_task_ms", unit="ms")]
+    minTaskDuration: Annotated[float | None, _spark("shortest task", "min_task_ms", unit="ms")]
+    avgTaskDuration: Annotated[float | None, _spark("mean task", "mean_task_ms", unit="ms")]
+    failedTaskCount: Annotated[int | None, _spark("failed tasks", "failed_tasks", unit="", form="d", short=True)]
+    processCpuLoad: Annotated[
+        float | None,
+        Column(
+            label="driver process, of all cores",
+            unit="%",
+            group="cpu",
+            join=lambda facts: facts.cpu_loads and facts.cpu_loads[0],
+        ),
+    ]
+    systemCpuLoad: Annotated[
+        float | None,
+        Column(
+            label="machine, of all cores",
+            unit="%",
+            group="cpu",
+            join=lambda facts: facts.cpu_loads and facts.cpu_loads[1],
+        ),
+    ]
+    # ours
+    ValidationLoss: Annotated[float | None, _validation("validation loss", lambda found: found.loss, form=".4f")]
+    Perplexity: Annotated[float | None, _validation("perplexity", lambda found: found.perplexity, form=",.2f")]
+    Tokens: Annotated[int, Column(label="training tokens", form=",d", join=lambda facts: facts.totals.tokens)]
+    TokensPerSecond: Annotated[float, Column(label="tokens/s", form=",.0f", in_summary=True, join=_tokens_per_second)]
+    PythonRssMB: Annotated[
+        float,
+        Column(
+            label="Python worker, resident",
+            unit="MB",
+            group="memory",
+            join=lambda facts: facts.python_rss_bytes / 2**20,
+        ),
+    ]
+    TrainingTop1Accuracy: Annotated[
+        float | None, Column(label="top-1 accuracy", form=".3f", join=lambda facts: facts.totals.nearest_accuracy)
+    ] = None
+    ValidationTop1Accuracy: Annotated[
+        float | None, _validation("validation top-1 accuracy", lambda found: found.nearest_accuracy, form=".3f")
+    ] = None
+    ExchangedBytes: Annotated[
+        int | None,
+        Column(
+            label="exchanged by a replica",
+            unit="bytes",
+            form=",d",
+            in_summary=True,
+            join=lambda facts: facts.totals.exchanged_bytes,
+        ),
+    ] = None
+    Retries: Annotated[
+        int | None, Column(label="retries", form="d", group="spark", in_summary=True, join=lambda facts: facts.retries)
+    ] = None
+    BitsPerByte: Annotated[float | None, Column(label="bits per byte", form=".4f", join=_bits_per_byte)] = None
+    GetModelMs: Annotated[float | None, _phase("get_model", "get the model")] = None
+    DataMs: Annotated[float | None, _phase("data", "read data")] = None
+    FitMs: Annotated[float | None, _phase("fit", "fit")] = None
+    ExchangeMs: Annotated[float | None, _phase("exchange", "exchange")] = None
+    ReduceMs: Annotated[float | None, _phase("reduce", "reduce")] = None
+    BroadcastMs: Annotated[float | None, _phase("broadcast", "broadcast")] = None
+    SaveMs: Annotated[float | None, _phase("save", "save")] = None
+    EvaluateMs: Annotated[float | None, _phase("evaluate", "evaluate")] = None
+    OverheadMs: Annotated[float | None, Column(label="overhead", unit="ms", group="phases", join=_overhead_ms)] = (
+        None  # the rest of the epoch: tasks that start, replicas that wait
+    )
+    PythonCpuLoad: Annotated[
+        float | None,
+        Column(
+            label="Python workers together, 100 = one core",
+            unit="%",
+            group="cpu",
+            join=lambda facts: facts.totals.cpu_load,
+        ),
+    ] = None
+    GpuMemoryMB: Annotated[
+        float | None,
+        Column(
+            label="GPU",
+            unit="MB",
+            group="memory",
+            join=lambda facts: None if facts.gpu_memory_bytes is None else facts.gpu_memory_bytes / 2**20,
+        ),
+    ] = None
+
+    @classmethod
+    def of(cls, facts: EpochFacts) -> EpochRecord:
+        """Join what was measured, column by column."""
+        return cls.model_validate({name: column.join(facts) for name, column in COLUMNS.items()})
+
+    def figure(self, name: str) -> Figure:
+        """The value of a column; None where it was not measured."""
+        value: Figure = getattr(self, name, None)
+        return value
+
+
+# Every column by its name, in order. What is added here is recorded, read back, reported and exported like the others.
+COLUMNS: dict[str, Column] = {
+    name: column
+    for name, field in EpochRecord.model_fields.items()
+    for column in field.metadata
+    if isinstance(column, Column)
+}
+
+
+def columns_of(group: str) -> dict[str, Column]:
+    """The columns of a chart or table of the report."""
+    return {name: column for name, column in COLUMNS.items() if column.group == group}
+
+
 class CpuMeter:
     """Measures the CPU load of a process and of the machine, in percent of all cores, between two readings."""
 
@@ -191,7 +276,7 @@ class CpuMeter:
         self._last = self._read()
 
     def read(self) -> tuple[float, float]:
-        """Give (process, system) load since the last reading."""
+        """The loads of (process, system) since the last reading."""
         now = self._read()
         wall, process, busy, total = (new - old for new, old in zip(now, self._last, strict=True))
         self._last = now
@@ -207,119 +292,14 @@ class CpuMeter:
         return time.monotonic(), own.user + own.system, total - idle, total
 
 
-class EpochRecord(BaseModel):
-    """One line of metrics.csv. Field order is column order."""
-
-    model_config = ConfigDict(frozen=True)
-    Epoch: int
-    TimeStamp: int
-    TrainingLoss: float
-    TrainingAccuracy: float
-    ValidationAccuracy: float | None
-    meanGradientMagnitude: float
-    maxGradientMagnitude: float
-    minGradientMagnitude: float
-    gradientVariance: float
-    LearningRate: float
-    UsedMemoryMB: float | None
-    TotalMemoryMB: float | None
-    MaxMemoryMB: float | None
-    totalShuffleReadBytes: int | None
-    totalShuffleWriteBytes: int | None
-    maxTaskDuration: float | None
-    minTaskDuration: float | None
-    avgTaskDuration: float | None
-    failedTaskCount: int | None
-    processCpuLoad: float | None
-    systemCpuLoad: float | None
-    # ours
-    ValidationLoss: float | None
-    Perplexity: float | None
-    Tokens: int
-    TokensPerSecond: float
-    PythonRssMB: float
-    TrainingTop1Accuracy: float | None = None
-    ValidationTop1Accuracy: float | None = None
-    ExchangedBytes: int | None = None
-    Retries: int | None = None
-    BitsPerByte: float | None = None
-    GetModelMs: float | None = None
-    DataMs: float | None = None
-    FitMs: float | None = None
-    ExchangeMs: float | None = None
-    ReduceMs: float | None = None
-    BroadcastMs: float | None = None
-    SaveMs: float | None = None
-    EvaluateMs: float | None = None
-    OverheadMs: float | None = None  # the rest of the epoch: tasks that start, replicas that wait
-    PythonCpuLoad: float | None = None  # of all replicas, 100 = one core
-    GpuMemoryMB: float | None = None
-
-    @classmethod
-    def assemble(
-        cls,
-        *,
-        epoch: int,
-        duration_seconds: float,
-        totals: EpochTotals,
-        validation: Evaluation | None,
-        bytes_per_token: float | None,
-        cluster: ClusterFigures,
-        cpu_loads: tuple[float, float] | None,
-        python_rss_bytes: int,
-        gpu_memory_bytes: int | None,
-        retries: int | None,
-    ) -> EpochRecord:
-        """Join what the worker, Spark and the driver measured."""
-        process_load, system_load = cpu_loads if cpu_loads is not None else (None, None)
-        worked = working_seconds(totals.phases)
-        phases = {f"{phase.title().replace('_', '')}Ms": 1000 * totals.phases.get(phase, 0.0) for phase in PHASES}
-        return cls(
-            Epoch=epoch + 1,
-            TimeStamp=round(duration_seconds * 1000),
-            TrainingLoss=totals.loss,
-            TrainingAccuracy=totals.correct / totals.targets,
-            ValidationAccuracy=validation.accuracy if validation else None,
-            meanGradientMagnitude=totals.gradient_mean,
-            maxGradientMagnitude=totals.gradient_max,
-            minGradientMagnitude=totals.gradient_min,
-            gradientVariance=totals.gradient_variance,
-            LearningRate=totals.learning_rate,
-            UsedMemoryMB=cluster.used_memory_mb,
-            TotalMemoryMB=cluster.total_memory_mb,
-            MaxMemoryMB=cluster.max_memory_mb,
-            totalShuffleReadBytes=cluster.shuffle_read_bytes,
-            totalShuffleWriteBytes=cluster.shuffle_write_bytes,
-            maxTaskDuration=cluster.max_task_ms,
-            minTaskDuration=cluster.min_task_ms,
-            avgTaskDuration=cluster.mean_task_ms,
-            failedTaskCount=cluster.failed_tasks,
-            processCpuLoad=process_load,
-            systemCpuLoad=system_load,
-            ValidationLoss=validation.loss if validation else None,
-            Perplexity=validation.perplexity if validation else None,
-            Tokens=totals.tokens,
-            TokensPerSecond=totals.tokens / worked if worked else 0.0,
-            PythonRssMB=python_rss_bytes / 2**20,
-            TrainingTop1Accuracy=totals.nearest / totals.targets,
-            ValidationTop1Accuracy=validation.nearest_accuracy if validation else None,
-            ExchangedBytes=totals.exchanged_bytes,
-            Retries=retries,
-            BitsPerByte=validation.bits_per_byte(bytes_per_token) if validation and bytes_per_token else None,
-            **phases,
-            OverheadMs=max(0.0, 1000 * duration_seconds - sum(phases.values())),
-            PythonCpuLoad=100 * totals.cpu_seconds / totals.seconds if totals.seconds else None,
-            GpuMemoryMB=None if gpu_memory_bytes is None else gpu_memory_bytes / 2**20,
-        )
-
-
 def write_metrics(folder: Folder, records: Sequence[EpochRecord]) -> None:
     """Write the table, whole."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(EpochRecord.model_fields)
+    writer.writerow(COLUMNS)
     for record in records:
-        writer.writerow(["" if value is None else value for value in record.model_dump().values()])
+        figures = [record.figure(name) for name in COLUMNS]
+        writer.writerow(["" if figure is None else figure for figure in figures])
     folder.write_text(METRICS, text.getvalue())
 
 
@@ -328,4 +308,11 @@ def read_metrics(folder: Folder) -> list[EpochRecord]:
     if not folder.exists(METRICS):
         return []
     rows = csv.DictReader(io.StringIO(folder.read_text(METRICS)))
-    return [EpochRecord.model_validate({key: value or None for key, value in row.items()}) for row in rows]
+    return [EpochRecord.model_validate({name: _parsed(name, text) for name, text in row.items()}) for row in rows]
+
+
+def _parsed(name: str, text: str) -> str | float | None:
+    """A cell as the record takes it: it converts the columns that it declares, and the others are numbers."""
+    if not text:
+        return None
+    return text if name in EpochRecord.model_fields else float(text)

@@ -14,20 +14,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
-import numpy as np
 import psutil
 import torch
 from torch import Tensor, nn
 
 from sparklm.config import Config
 from sparklm.errors import TrainingDivergedError, UserError
+from sparklm.evaluation import tally_windows
 from sparklm.logs import TRACE
-from sparklm.models.network import LanguageModel
 from sparklm.models.objectives import Tally, batch_loss
 from sparklm.models.registry import build_model
-from sparklm.text.shards import Dataset, TokenStream
-from sparklm.text.windows import Int64Array, WindowPlan, Windows, derive_seed
-from sparklm.training.metrics import EpochTotals
+from sparklm.text.shards import Dataset
+from sparklm.text.windows import Int64Array, WindowPlan, derive_seed
+from sparklm.training.epoch_log import NUM_LOGGING_REPLICAS, EpochTotals
 from sparklm.training.optim import average_decay, build_optimizer, learning_rate
 from sparklm.training.phases import Phase, PhaseClock, StepProgress, add_phases, working_seconds
 from sparklm.training.readahead import read_ahead
@@ -36,11 +35,9 @@ from sparklm.training.sync.codec import Codec, copied, flatten, unflatten
 from sparklm.training.sync.rounds import Round, outer_step
 
 _logger = logging.getLogger(__name__)
-EVALUATION_BATCH_SIZE = 32
 _INITIALISATION, _DROPOUT = 1, 2  # what a derived seed is for
 _AFTER_DIVERGENCE = "What was saved before is good. Begin a new run (another --run) with a lower training.learning_rate"
 _MOST_LOGGED_STEPS = 1000  # of an epoch
-NUM_LOGGING_REPLICAS = 4  # the first few speak for all, so that what the driver collects stays small
 StepCallback = Callable[[StepProgress], None]  # called after every step
 
 
@@ -382,29 +379,6 @@ class Trainer:
                 f"training diverged: step {self.step - 1} made a weight infinite or not a number, at learning rate "
                 f"{self.totals.learning_rate:g}. {_AFTER_DIVERGENCE}"
             )
-
-
-@torch.no_grad()
-def tally_windows(
-    model: LanguageModel,
-    stream: TokenStream,
-    windows: Windows,
-    device: torch.device,
-    numbers: range,
-    on_batch: Callable[[], None] | None = None,
-    batch_size: int = EVALUATION_BATCH_SIZE,
-) -> Tally:
-    """Score the targets of some of a stream's windows."""
-    was_training = model.training
-    model.eval()
-    tally = Tally()
-    for first in range(numbers.start, numbers.stop, batch_size):
-        starts = windows.starts(np.arange(first, min(first + batch_size, numbers.stop)))
-        tally.add(batch_loss(model, torch.from_numpy(stream.windows(starts, windows.window_size)).to(device)))
-        if on_batch is not None:
-            on_batch()
-    model.train(was_training)
-    return tally
 
 
 def choose_device(wanted: str) -> torch.device:

@@ -12,6 +12,7 @@ import torch
 from pydantic import BaseModel
 
 from sparklm.config import Config, GenerationConfig
+from sparklm.evaluation import Evaluation
 from sparklm.inference.generate import Sampling, generate_text, prompt_of
 from sparklm.logs import log_context
 from sparklm.models.model_zip import TrainedModel
@@ -19,10 +20,10 @@ from sparklm.models.objectives import Tally
 from sparklm.storage import Folder
 from sparklm.training.checkpoint.cache import keep_in_memory, replica_at
 from sparklm.training.checkpoint.commit import read_commit
+from sparklm.training.epoch_log import NUM_LOGGING_REPLICAS, EpochTotals, join_steps
 from sparklm.training.heartbeat import Heartbeat
-from sparklm.training.metrics import EpochTotals, Evaluation
 from sparklm.training.records import EpochSample, StepRecord
-from sparklm.training.replica import NUM_LOGGING_REPLICAS, Trainer, resident_bytes
+from sparklm.training.replica import Trainer, resident_bytes
 
 _logger = logging.getLogger(__name__)
 _LONGEST_SAMPLE = 24  # tokens: more would take a percent of an epoch of some seconds
@@ -125,28 +126,9 @@ def join_ends(answers: Sequence[str], *, in_turn: bool) -> EpochEnd:
     gpu = [end.gpu_memory_bytes for end in ends if end.gpu_memory_bytes is not None]
     return EpochEnd(
         totals=EpochTotals.of_all([end.totals for end in ends], in_turn=in_turn),
-        steps=_join_steps([end.steps for end in ends[:NUM_LOGGING_REPLICAS]], 1 if in_turn else len(ends)),
+        steps=join_steps([end.steps for end in ends[:NUM_LOGGING_REPLICAS]], 1 if in_turn else len(ends)),
         validation=Evaluation.of([end.validation for end in ends], ends[0].is_probability),
         sample=ends[0].sample,
         python_rss_bytes=max(end.python_rss_bytes for end in ends),
         gpu_memory_bytes=max(gpu, default=None),
     )
-
-
-def _join_steps(replicas: Sequence[Sequence[StepRecord]], at_once: int) -> list[StepRecord]:
-    """Make one line of those of several replicas for the same step."""
-
-    def mean(values: Sequence[float]) -> float:
-        return sum(values) / len(values)
-
-    return [
-        lines[0].model_copy(
-            update={
-                "time": max(line.time for line in lines),
-                "loss": mean([line.loss for line in lines]),
-                "gradient_norm": mean([line.gradient_norm for line in lines]),
-                "tokens_per_second": at_once * mean([line.tokens_per_second for line in lines]),
-            }
-        )
-        for lines in zip(*replicas, strict=True)
-    ]

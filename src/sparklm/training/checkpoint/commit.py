@@ -28,7 +28,7 @@ from torch import Tensor
 
 from sparklm.errors import UserError
 from sparklm.storage import Buffer, Folder, read_record
-from sparklm.training.metrics import EpochTotals
+from sparklm.training.epoch_log import EpochTotals
 from sparklm.training.records import StepRecord
 from sparklm.training.sync.codec import Codec, ordered_mean, slice_bounds
 
