@@ -8,29 +8,28 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
-
-from pydantic import BaseModel
 
 from sparklm.config import Config
 from sparklm.embeddings.files import EMBEDDINGS, WORD2VEC_ROUNDS, make_embeddings, write_embeddings
 from sparklm.errors import UserError
 from sparklm.inference.generate import Sampling, generate_text, prompt_of
 from sparklm.logs import forget, identify
-from sparklm.models.model_zip import TrainedModel, load_model, pack_model
+from sparklm.models.model_zip import TrainedModel, load_model
 from sparklm.models.shape import check_embeddings
-from sparklm.placement.in_process import Placement
+from sparklm.placement.protocol import Placement
 from sparklm.progress.status import STATUS
+from sparklm.progress.watcher import Watcher
 from sparklm.report.exporters.exporting import Exporter, check_exporters, exporting
 from sparklm.report.statistics import STATS_JSON, STATS_TEXT, write_statistics
 from sparklm.storage import Folder, split_address
 from sparklm.text.prepare import check_corpus, corpus_address, is_unchanged, prepare
-from sparklm.text.shards import Dataset, Manifest, is_dataset
+from sparklm.text.shards import Dataset, Manifest, is_dataset, open_dataset
 from sparklm.text.windows import DocumentWindows
-from sparklm.training.checkpoint.cache import replica_at
-from sparklm.training.fit import Watcher, fit
+from sparklm.training.checkpoint.commit import latest_step
+from sparklm.training.fit import fit
 from sparklm.training.heartbeat import clear_beats
 from sparklm.training.metrics import METRICS, EpochRecord
 from sparklm.training.run import (
@@ -38,25 +37,17 @@ from sparklm.training.run import (
     MODEL,
     REPORT,
     SAMPLE_TEXT,
-    RunRecord,
+    Run,
     check_same_run,
     create_run,
-    latest_step,
     make_plan,
+    read_run,
 )
+from sparklm.training.tasks import ModelOrder, write_model_task
 from sparklm.wording import count, size
 
+Start = Callable[[Watcher], AbstractContextManager[Placement]]  # starts the placement, and stops it at the end
 _OWN_DATASET = "dataset"  # in the run folder, where the run made it itself
-
-
-class JobWatcher(Watcher, Protocol):
-    """Someone who is told how the whole job goes."""
-
-    def stage(self, text: str) -> None:
-        """A stage begins."""
-
-    def warn(self, text: str) -> None:
-        """Something went wrong, and is done without."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,153 +60,144 @@ class JobResult:
     files: Sequence[str]
 
 
-def train(
-    config: Config, run: Folder, placement: Placement, watcher: JobWatcher, *, keep_text: bool = False
-) -> JobResult:
+def train(config: Config, folder: Folder, start: Start, watcher: Watcher, *, keep_text: bool = False) -> JobResult:
     """Run every stage that is still to do.
 
-    A run that has begun goes on with the tokens it began with. If the text has changed since, that is refused, unless
-    `keep_text` says that the old text is meant.
+    Everything that can be checked is checked before the placement is started. A run that has begun goes on with the
+    tokens it began with. If the text has changed since, that is refused, unless `keep_text` says that the old text is
+    meant.
     """
-    check(config, run)
-    placement.report_to(watcher)
-    began = time.monotonic()
-    if run.exists(CONFIG):
-        record, dataset = _reopen(config, run, placement, keep_text)
-        if latest_step(run) == 0:
-            watcher.note("this run has no checkpoint yet: training starts from the beginning")
-    else:
-        record, dataset = _begin(config, run, placement, watcher)
-    identified = identify(run=record.run_id)
-    # What may change from one session to the next is as this session says.
-    record = record.model_copy(update={"config": config})
-    with exporting(run, record, config.output, watcher.warn) as exporters:
-        result = _train(run, record, dataset, placement, watcher, exporters, time.monotonic() - began)
-    forget(identified)  # not when something goes wrong: that is still to be logged
+    run = check(config, folder)
+    with start(watcher) as placement:
+        began = time.monotonic()
+        if run is None:
+            run, dataset = _begin(config, folder, placement)
+        else:
+            run = run.with_settings(config)
+            dataset = _reopen(run, placement, keep_text)
+        identified = identify(run=run.run_id)
+        with exporting(folder, run, config.output, watcher.warn) as exporters:
+            result = _train(run, dataset, placement, exporters, time.monotonic() - began)
+        forget(identified)  # not when something goes wrong: that is still to be logged
     return result
 
 
 def _train(
-    run: Folder,
-    record: RunRecord,
-    dataset: Dataset,
-    placement: Placement,
-    watcher: JobWatcher,
-    exporters: Sequence[Exporter],
-    seconds_before: float,
+    run: Run, dataset: Dataset, placement: Placement, exporters: Sequence[Exporter], seconds_before: float
 ) -> JobResult:
     """Train, and make everything that a trained model is shown by."""
-    began, config, plan = time.monotonic(), record.config, make_plan(record.config, dataset)
+    began, config, folder, watcher = time.monotonic(), run.config, run.folder, placement.watcher
+    plan = make_plan(config, dataset)
     watcher.stage(
         f"Training in {placement.description}, {_replicas(config)}{count(plan.total_steps, 'step')}, "
-        f"{count(record.threads, 'thread')}"
+        f"{count(run.threads, 'thread')}"
     )
-    placement.prepare_training(config, dataset.manifest.vocab_size, record.threads, watcher)
-    result = fit(run, record, dataset, plan, placement, watcher, exporters)
+    placement.prepare_training(run, dataset.manifest.vocab_size)
+    result = fit(run, dataset, plan, placement, exporters)
     trained_at = time.monotonic()
     if result.stopped_early:
         watcher.note(f"stopped early after epoch {len(result.records)}: validation no longer improves")
     watcher.stage("Writing the model")
-    clear_beats(run)
-    placement.run_tasks(write_model_task, [ModelOrder.of(run, result.model_step)], "sparklm: write the model")
-    trained = load_model(run.address(MODEL))
-    sample = _write_sample(run, config, trained, dataset, watcher)
+    clear_beats(folder)
+    order = ModelOrder(run=run, step=result.model_step).model_dump_json()
+    placement.run_tasks(write_model_task, [order], "sparklm: write the model")
+    sample = _write_sample(run, load_model(folder.address(MODEL)), dataset, watcher)
     seconds = {"prepare": seconds_before, "train": trained_at - began, "finish": time.monotonic() - trained_at}
-    if result.did_steps or not run.exists(STATS_JSON):
-        write_statistics(run, record, dataset.manifest, result, placement, seconds)
-        _write_report(run, watcher)
+    if result.did_steps or not folder.exists(STATS_JSON):
+        write_statistics(folder, run, dataset.manifest, result, placement, seconds)
+        _write_report(folder, watcher)
     return JobResult(
         records=result.records,
         model_record=result.model_record,
         sample=sample,
-        files=_copy_outputs(run, config),
+        files=_copy_outputs(folder, config),
     )
 
 
-def check(config: Config, run: Folder) -> None:
-    """Refuse, before any work, what is seen to be wrong: another run, missing text, closed places, servers away."""
-    local = run.local_path()
+def check(config: Config, folder: Folder) -> Run | None:
+    """Refuse, before any work, what is seen to be wrong: another run, missing text, closed places, servers away.
+
+    Returns the run that is there already, if one is.
+    """
+    local, run = folder.local_path(), None
     if local is not None and local.exists() and not local.is_dir():
-        raise UserError(f"--run {run} is a file; a run needs a folder of its own")
-    if run.exists(CONFIG):
+        raise UserError(f"--run {folder} is a file; a run needs a folder of its own")
+    if folder.exists(CONFIG):
+        run = read_run(folder)
         check_same_run(run, config)
     else:
-        others = set(run.names()) - {_OWN_DATASET, EMBEDDINGS, WORD2VEC_ROUNDS, STATUS}
+        others = set(folder.names()) - {_OWN_DATASET, EMBEDDINGS, WORD2VEC_ROUNDS, STATUS}
         if others:
-            raise UserError(f"{run} is not empty and holds no run ({min(others)} is there); choose another --run")
+            raise UserError(f"{folder} is not empty and holds no run ({min(others)} is there); choose another --run")
         if config.data.corpus is None or not is_dataset(config.data.corpus):
             check_corpus(config.data)
-    run.check_writable()
-    for _, folder, _ in _output_targets(config):
-        folder.check_writable()
+    folder.check_writable()
+    for _, target, _ in _output_targets(config):
+        target.check_writable()
     check_exporters(config.output.tensorboard, config.output.mlflow)
+    return run
 
 
-def _reopen(config: Config, run: Folder, placement: Placement, keep_text: bool) -> tuple[RunRecord, Dataset]:
-    """Go on with a run: its own dataset is all the text it needs."""
-    record = check_same_run(run, config)
-    dataset = record.open_dataset(run)
-    has_own_dataset = record.dataset == _OWN_DATASET
-    if (
-        has_own_dataset
-        and not keep_text
-        and not is_unchanged(config.data, config.cleaning, dataset.manifest, placement)
-    ):
+def _reopen(run: Run, placement: Placement, keep_text: bool) -> Dataset:
+    """The dataset of a run that goes on: it is all the text that the run needs."""
+    config, dataset = run.config, run.open_dataset()
+    may_change = keep_text or run.dataset != _OWN_DATASET
+    if not may_change and not is_unchanged(config.data, config.cleaning, dataset.manifest, placement):
         raise UserError(
-            f"the text of {corpus_address(config.data)} has changed since {run} began; choose another --run to train "
-            "on the new text, or add --resume to go on with the old"
+            f"the text of {corpus_address(config.data)} has changed since {run.folder} began; choose another --run to "
+            "train on the new text, or add --resume to go on with the old"
         )
-    return record, dataset
+    if latest_step(run.folder) == 0:
+        placement.watcher.note("this run has no checkpoint yet: training starts from the beginning")
+    return dataset
 
 
-def _begin(config: Config, run: Folder, placement: Placement, watcher: JobWatcher) -> tuple[RunRecord, Dataset]:
-    """Find or make the dataset and fix the settings; a new run folder is taken away again when the text is no good."""
-    corpus = config.data.corpus
-    is_new = not set(run.names()) - {STATUS}
+def _begin(config: Config, folder: Folder, placement: Placement) -> tuple[Run, Dataset]:
+    """Find or make the dataset and fix the settings; a new run folder is removed again when the text is no good."""
+    corpus, watcher = config.data.corpus, placement.watcher
+    is_new = not set(folder.names()) - {STATUS}
     try:
         if corpus is not None and is_dataset(corpus):
-            folder, name = Folder(corpus).absolute(), Folder(corpus).absolute().url
+            place, name = Folder(corpus).absolute(), Folder(corpus).absolute().url
             watcher.note(f"using the dataset {corpus} with its own tokenizer and split")
         else:
-            folder, name = run / _OWN_DATASET, _OWN_DATASET
+            place, name = folder / _OWN_DATASET, _OWN_DATASET
             watcher.stage("Preparing the text")
-            prepare(config.data, config.cleaning, folder, placement)
-        dataset = Dataset(folder)
+            prepare(config.data, config.cleaning, place, placement)
+        dataset = open_dataset(place)
         for note in describe_counts(dataset.manifest):
             watcher.note(note)
-        make_plan(config, dataset)
-        _tell_short_documents(config, dataset, watcher)
+        make_plan(config, dataset)  # which refuses what is too short
+        _note_short_documents(config, dataset, watcher)
         if config.data.embeddings is not None:
-            _write_embeddings(config.data.embeddings, config, dataset, run, placement, watcher)
-        return create_run(run, config, name, dataset.manifest, replica_threads(config, placement)), dataset
+            _write_embeddings(config.data.embeddings, config, dataset, folder, placement)
+        return create_run(folder, config, name, dataset.manifest, replica_threads(config, placement)), dataset
     except UserError:
         if is_new:
-            run.remove()
+            folder.remove()
         raise
 
 
-def _tell_short_documents(config: Config, dataset: Dataset, watcher: JobWatcher) -> None:
+def _note_short_documents(config: Config, dataset: Dataset, watcher: Watcher) -> None:
     windows = dataset.windows(dataset.train, config.data, config.data.window_stride)
     if isinstance(windows, DocumentWindows) and windows.num_short:
         needed = config.data.window_size + 1
         watcher.note(f"{count(windows.num_short, 'document')} shorter than a window ({needed} tokens): not trained on")
 
 
-def _write_embeddings(
-    kind: str, config: Config, dataset: Dataset, run: Folder, placement: Placement, watcher: JobWatcher
-) -> None:
+def _write_embeddings(kind: str, config: Config, dataset: Dataset, folder: Folder, placement: Placement) -> None:
     """Make the embeddings that the config asks for, and see that they fit the network."""
-    watcher.stage("Training Word2Vec" if kind == "word2vec" else "Making the embeddings")
+    placement.watcher.stage("Training Word2Vec" if kind == "word2vec" else "Making the embeddings")
     size = config.model.embedding_size or config.model.width
-    embeddings = make_embeddings(kind, size, config, dataset, run, placement.run_tasks)
+    embeddings = make_embeddings(kind, size, config, dataset, folder, placement.run_tasks)
     check_embeddings(embeddings.vectors.shape, config, dataset.manifest.vocab_size)
     for note in embeddings.notes:
-        watcher.note(note)
-    write_embeddings(run, EMBEDDINGS, embeddings.vectors)
+        placement.watcher.note(note)
+    write_embeddings(folder, EMBEDDINGS, embeddings.vectors)
 
 
 def describe_counts(manifest: Manifest) -> list[str]:
-    """Say what was read, and what was repaired or left out."""
+    """What was read, and what was repaired or left out, a line each."""
     counts = manifest.counts
     lines = [
         f"{count(counts.documents, 'document')}, {size(counts.text_bytes)} of text, "
@@ -246,9 +228,9 @@ def _replicas(config: Config) -> str:
     distributed = config.distributed
     if distributed.replicas == 1:
         return ""
-    every = distributed.meeting_every_steps
+    every = distributed.sync_every_steps
     when = "every step" if every == 1 else f"every {every} steps"
-    return f"{distributed.replicas} replicas that meet {when} ({distributed.strategy}), "
+    return f"{distributed.replicas} replicas that sync {when} ({distributed.strategy}), "
 
 
 def replica_threads(config: Config, placement: Placement) -> int:
@@ -263,7 +245,7 @@ def replica_threads(config: Config, placement: Placement) -> int:
     )
 
 
-def _write_report(run: Folder, watcher: JobWatcher) -> None:
+def _write_report(run: Folder, watcher: Watcher) -> None:
     try:
         from sparklm.report.page import write_report  # with a library of charts, which machines that train may lack
 
@@ -272,34 +254,13 @@ def _write_report(run: Folder, watcher: JobWatcher) -> None:
         watcher.warn(f"the report could not be written: {type(error).__name__}: {error}")
 
 
-class ModelOrder(BaseModel):
-    """What the task that writes the model is told."""
-
-    run_url: str
-    step: int
-
-    @classmethod
-    def of(cls, run: Folder, step: int) -> str:
-        """Order the model of a step."""
-        return cls(run_url=run.absolute().url, step=step).model_dump_json()
-
-
-def write_model_task(order: str) -> str:
-    """Write model.zip from a checkpoint, wherever this is: the driver never holds a replica."""
-    parsed = ModelOrder.model_validate_json(order)
-    run = Folder(parsed.run_url)
-    trainer = replica_at(run, parsed.step, replica=0)
-    run.write_bytes(MODEL, pack_model(trainer.model.shape, trainer.final_weights(), trainer.dataset.tokenizer))
-    return MODEL
-
-
-def _write_sample(run: Folder, config: Config, trained: TrainedModel, dataset: Dataset, watcher: JobWatcher) -> str:
-    generation = config.generation
+def _write_sample(run: Run, trained: TrainedModel, dataset: Dataset, watcher: Watcher) -> str:
+    generation = run.config.generation
     prompt = prompt_of(generation, dataset)
     generated = generate_text(trained, prompt, generation.max_new_tokens, Sampling.of(generation))
     if generated.note is not None:
         watcher.note(generated.note)
-    run.write_text(SAMPLE_TEXT, generated.text + "\n")
+    run.folder.write_text(SAMPLE_TEXT, generated.text + "\n")
     return generated.text
 
 

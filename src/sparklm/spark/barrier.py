@@ -8,19 +8,16 @@ from collections.abc import Sequence
 from pydantic import BaseModel
 
 from sparklm.logs import log_context
-from sparklm.storage import Folder
+from sparklm.training.run import Run
 from sparklm.training.sync.rounds import Round
 
 
 class RankOrder(BaseModel):
     """What every task of a barrier stage is told."""
 
-    run_url: str
+    run: Run
     rounds: Sequence[Round]
-    num_replicas: int
-    keep_checkpoints: int
     protect: int | None
-    timeout_seconds: float
 
 
 def rank_task(text: str) -> str:
@@ -28,33 +25,26 @@ def rank_task(text: str) -> str:
     import torch
     from pyspark import BarrierTaskContext
 
+    from sparklm.training.checkpoint.commit import latest_step
     from sparklm.training.heartbeat import Heartbeat
-    from sparklm.training.run import latest_step, read_run
-    from sparklm.training.sync.collective import Whereabouts, hold_port, joined_group
-    from sparklm.training.sync.in_memory import train_together
+    from sparklm.training.sync.collective import Endpoint, hold_port, process_group
+    from sparklm.training.sync.in_memory import train_in_memory
 
     order, context = RankOrder.model_validate_json(text), BarrierTaskContext.get()
-    rank, run = context.partitionId(), Folder(order.run_url)
-    heartbeat = Heartbeat(run, rank, order.rounds[0].start)
-    with log_context(replica=rank), heartbeat.telling_failures():
+    run, config, rank = order.run, order.run.config, context.partitionId()
+    heartbeat = Heartbeat(run.folder, rank, order.rounds[0].start)
+    with log_context(replica=rank), heartbeat.reporting_failures():
         own_host = socket.gethostbyname(context.getTaskInfos()[rank].address.partition(":")[0])
         listener = hold_port(own_host) if rank == 0 else None
-        here = Whereabouts(
-            step=latest_step(run),
+        endpoint = Endpoint(
+            step=latest_step(run.folder),
             host=own_host,
             port=listener.getsockname()[1] if listener is not None else 0,
-            gpus=torch.cuda.device_count() if read_run(run).config.training.device != "cpu" else 0,
+            gpus=torch.cuda.device_count() if config.training.device != "cpu" else 0,
         )
-        everyone = [Whereabouts.model_validate_json(text) for text in context.allGather(here.model_dump_json())]
+        endpoints = [Endpoint.model_validate_json(text) for text in context.allGather(endpoint.model_dump_json())]
         # Spark may have begun this stage anew by itself: all go on from the checkpoint that the first one sees.
-        rounds = [round_ for round_ in order.rounds if round_.start >= everyone[0].step]
-        with joined_group(rank, everyone, listener, order.timeout_seconds) as group:
-            train_together(
-                run,
-                rounds,
-                group,
-                keep_checkpoints=order.keep_checkpoints,
-                protect=order.protect,
-                on_step=heartbeat.step,
-            )
+        rounds = [round_ for round_ in order.rounds if round_.start >= endpoints[0].step]
+        with process_group(rank, endpoints, listener, config.distributed.timeout_seconds) as group:
+            train_in_memory(run, rounds, group, protect=order.protect, on_step=heartbeat.step)
     return ""

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from sparklm.training.sync.choose import Cluster
+from sparklm.training.sync.choose import SyncLimits
 
 EXECUTORS_SECONDS = 40.0
 _SETTLE_SECONDS = 2.0  # without a new executor, after which they count as all there
@@ -45,9 +45,9 @@ class ClusterFacts(BaseModel):
         return sorted({executor.host for executor in self.executors})
 
     @property
-    def for_meetings(self) -> Cluster:
-        """What matters of it when replicas are to meet."""
-        return Cluster(slots=self.slots, is_dynamic=self.has_dynamic_allocation)
+    def sync_limits(self) -> SyncLimits:
+        """What it allows when replicas sync."""
+        return SyncLimits(slots=self.slots, is_dynamic=self.has_dynamic_allocation)
 
     @property
     def has_dynamic_allocation(self) -> bool:
@@ -56,7 +56,7 @@ class ClusterFacts(BaseModel):
 
 
 def wait_for_executors(context: Any, seconds: float = EXECUTORS_SECONDS) -> ClusterFacts:
-    """Wait until executors are there and no more come; give what there is when the time is over."""
+    """Wait until executors are there and no more come; return what there is when the time is over."""
     cluster = read_cluster(context)
     wanted = int(cluster.properties.get("spark.executor.instances", "1"))
     deadline = time.monotonic() + seconds
@@ -104,7 +104,7 @@ def is_one_process(master: str) -> bool:
 
 
 def share_of_cores(cluster: ClusterFacts, replicas: int) -> int:
-    """Give the threads of each of so many replicas: the cores of an executor, shared by those it may run at once."""
+    """The threads of each of so many replicas: the cores of an executor, shared by those it may run at once."""
     executors = cluster.executors or [ExecutorFacts(executor_id="", host="", cores=1, slots=1)]
     least = min(executors, key=lambda executor: executor.cores)
     at_once = max(1, min(-(-replicas // len(executors)), least.slots))

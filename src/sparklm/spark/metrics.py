@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from sparklm.placement.in_process import SessionFacts
+from sparklm.placement.protocol import SessionFacts
 from sparklm.training.metrics import ClusterFigures
 from sparklm.training.records import TaskRecord
 
@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 
 
 def job_group_figures(context: Any, group: str, epoch: int) -> ClusterFigures:
-    """Give Spark's figures for the group of an epoch's jobs.
+    """Spark's figures for the group of an epoch's jobs.
 
     Where Spark no longer has them there are none: no metric is worth a run.
     """
@@ -82,7 +82,7 @@ def _read_session_facts(context: Any) -> SessionFacts:
 
 
 def group_tasks(context: Any, group: str) -> Iterator[dict[str, Any]]:
-    """Give Spark's record of every attempt at every task of a group's jobs, with the title of its job."""
+    """Spark's record of every attempt at every task of a group's jobs, with the title of its job."""
     store = context._jsc.sc().statusStore()
     mapper = context._jvm.org.apache.spark.status.api.v1.JacksonMessageWriter().mapper()
 

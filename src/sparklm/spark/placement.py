@@ -11,7 +11,8 @@ from sparklm.config import CleaningConfig, Config, DataConfig, SparkConfig
 from sparklm.embeddings.files import RunTasks
 from sparklm.errors import JobError, TrainingDivergedError
 from sparklm.models.registry import count_parameters
-from sparklm.placement.in_process import SessionFacts, TrainingWatcher
+from sparklm.placement.protocol import EpochWork, RunTasks, SessionFacts
+from sparklm.progress.watcher import Watcher
 from sparklm.spark.barrier import RankOrder, rank_task
 from sparklm.spark.cluster import ClusterFacts, read_cluster, share_of_cores, wait_for_executors
 from sparklm.spark.duplicates import find_duplicates_in_files
@@ -21,15 +22,15 @@ from sparklm.spark.session import start_session
 from sparklm.spark.supervision import Supervisor, TaskCounter
 from sparklm.spark.tables import TableCorpus
 from sparklm.spark.tasks import Watch, name_jobs, run_tasks
-from sparklm.storage import Folder
 from sparklm.text.prepare import Corpus, ShardRequest
+from sparklm.training.checkpoint.commit import latest_step
 from sparklm.training.metrics import ClusterFigures
 from sparklm.training.replica import StepCallback
-from sparklm.training.run import latest_step, read_run
+from sparklm.training.run import Run
 from sparklm.training.sync.choose import Exchange, choose_exchange
 from sparklm.training.sync.rounds import Round
 from sparklm.training.sync.storage import train_by_storage
-from sparklm.training.tasks import EpochEnd, epoch_end_orders, epoch_end_task, join_ends
+from sparklm.training.tasks import EpochEnd, evaluate_orders, evaluate_task, join_answers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,14 +40,14 @@ _TASKS_PER_SLOT = 4  # enough for the slots to end at about the same time
 
 
 class OnSpark:
-    """A placement: see training/placement.py for what each method promises."""
+    """A placement: see placement/protocol.py for what each method promises."""
 
     takes_turns = False
 
-    def __init__(self, spark: SparkConfig) -> None:
+    def __init__(self, spark: SparkConfig, watcher: Watcher | None = None) -> None:
+        self.watcher = watcher or Watcher()
         self._master = spark.master
         self._session: SparkSession = start_session(spark)
-        self._watcher: TrainingWatcher | None = None
         self._exchange = Exchange(kind="storage", reason="nothing was chosen yet")
         self._facts: ClusterFacts | None = None
 
@@ -65,10 +66,6 @@ class OnSpark:
         """The driver's JVM."""
         return int(self._context._jvm.java.lang.ProcessHandle.current().pid())
 
-    def report_to(self, watcher: TrainingWatcher) -> None:
-        """Have someone told."""
-        self._watcher = watcher
-
     def default_threads(self, replicas: int) -> int:
         """Share the cores of an executor among the replicas that it may have to run at once."""
         return share_of_cores(self._cluster(), replicas)
@@ -76,7 +73,7 @@ class OnSpark:
     def run_tasks(self, work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
         """Do some orders in each task, as starting a task costs nearly as much as a small order."""
         name_jobs(self._session, title)
-        watch = None if self._watcher is None else TaskCounter(self._context, title, self._watcher)
+        watch = TaskCounter(self._context, title, self.watcher)
         return run_tasks(self._session, orders, work, self._most_tasks, watch)
 
     def find_duplicates(self, requests: Sequence[ShardRequest]) -> set[int]:
@@ -87,48 +84,48 @@ class OnSpark:
         """Open a table of this session."""
         return TableCorpus(self._session, data, cleaning)
 
-    def prepare_training(self, config: Config, vocab_size: int, threads: int, watcher: TrainingWatcher) -> None:
-        """See that replicas fit into memory, and choose how they meet."""
-        cluster, replicas = self._cluster(), config.distributed.replicas
+    def prepare_training(self, run: Run, vocab_size: int) -> None:
+        """See that replicas fit into memory, and choose how they sync."""
+        cluster, config, replicas = self._cluster(), run.config, run.config.distributed.replicas
         at_once = -(-replicas // max(1, len(cluster.executors)))
         most_slots = max((executor.slots for executor in cluster.executors), default=1)
         check_executor_memory(self._session, config, vocab_size, min(at_once, most_slots))
         num_parameters = count_parameters(config, vocab_size)
-        self._exchange = choose_exchange(config, cluster.for_meetings, num_parameters, threads)
+        self._exchange = choose_exchange(config, cluster.sync_limits, num_parameters, run.threads)
         if replicas > 1:
-            watcher.note(f"replicas meet by {self._exchange.kind}: {self._exchange.reason}")
+            self.watcher.note(f"replicas sync by {self._exchange.kind}: {self._exchange.reason}")
 
-    def train(
-        self, run: Folder, config: Config, rounds: Sequence[Round], watcher: TrainingWatcher, protect: int | None
-    ) -> int:
+    def train(self, run: Run, rounds: Sequence[Round], protect: int | None) -> EpochWork:
         """Train in tasks, again and again from the last checkpoint if need be."""
         self._context.setJobGroup(epoch_group(run, rounds[0].epoch), "sparklm", interruptOnCancel=True)
+        reduce_seconds: list[float] = []
 
         def attempt(watch: Watch) -> None:
-            done = latest_step(run)
+            done = latest_step(run.folder)
             left = [round_ for round_ in rounds if round_.start >= done]
             if left and self._exchange.kind == "collective":
-                self._train_collectively(run, config, left, watch, protect)
+                self._train_collectively(run, left, watch, protect)
             elif left:
-                train_by_storage(run, config, left, self._run_watched(watch), protect=protect)
+                reduce_seconds.append(train_by_storage(run, left, self._run_watched(watch), protect=protect))
 
-        return self._persistently(run, config, attempt, watcher.step_done)
+        retries = self._with_retries(run, attempt, self.watcher.step_done)
+        return EpochWork(retries=retries, reduce_seconds=sum(reduce_seconds))
 
-    def end_epoch(self, run: Folder, config: Config, epoch: int, step: int) -> EpochEnd:
+    def evaluate(self, run: Run, epoch: int, step: int) -> EpochEnd:
         """Evaluate in tasks."""
         self._context.setJobGroup(epoch_group(run, epoch), "sparklm", interruptOnCancel=True)
-        orders = epoch_end_orders(run, config, epoch, step, most_in_memory=1)
+        orders = evaluate_orders(run, epoch, step, most_in_memory=1)
         title = f"sparklm: epoch {epoch + 1}, evaluation"
         ends: list[EpochEnd] = []
 
         def attempt(watch: Watch) -> None:
-            ends.append(join_ends(self._run_watched(watch)(epoch_end_task, orders, title), in_turn=False))
+            ends.append(join_answers(self._run_watched(watch)(evaluate_task, orders, title), in_turn=False))
 
-        retries = self._persistently(run, config, attempt)
+        retries = self._with_retries(run, attempt)
         return ends[-1].model_copy(update={"retries": retries})
 
-    def epoch_figures(self, run: Folder, epoch: int) -> ClusterFigures:
-        """Read what Spark measured of the epoch's tasks."""
+    def epoch_figures(self, run: Run, epoch: int) -> ClusterFigures:
+        """What Spark measured of the epoch's tasks."""
         return job_group_figures(self._context, epoch_group(run, epoch), epoch)
 
     def session_facts(self) -> SessionFacts:
@@ -139,13 +136,13 @@ class OnSpark:
         """End the session."""
         self._session.stop()
 
-    def _persistently(
-        self, run: Folder, config: Config, attempt: Callable[[Watch], None], on_step: StepCallback | None = None
+    def _with_retries(
+        self, run: Run, attempt: Callable[[Watch], None], on_step: StepCallback | None = None
     ) -> int:
-        """Try something until it is done, as often as the settings allow; say how often it had to begin anew."""
-        distributed = config.distributed
+        """Try something until it is done, as often as the settings allow; return how often it had to begin again."""
+        distributed = run.config.distributed
         for retries in range(distributed.max_retries + 1):
-            supervisor = Supervisor(run, distributed.replicas, distributed.timeout_seconds, on_step)
+            supervisor = Supervisor(run.folder, distributed.replicas, distributed.timeout_seconds, on_step)
             try:
                 attempt(supervisor)
                 return retries
@@ -161,11 +158,10 @@ class OnSpark:
                         "the same command goes on from it"
                     ) from error
                 self._log_lost_executors()
-                if self._watcher is not None:
-                    self._watcher.retry(
-                        f"{reason}\n  going on from step {latest_step(run)}, retry {retries + 1} of "
-                        f"{distributed.max_retries}"
-                    )
+                self.watcher.retry(
+                    f"{reason}\n  going on from step {latest_step(run.folder)}, retry {retries + 1} of "
+                    f"{distributed.max_retries}"
+                )
         raise AssertionError("the loop ends by itself")
 
     def _log_lost_executors(self) -> None:
@@ -177,20 +173,11 @@ class OnSpark:
             if lost:
                 _logger.warning("executors lost", extra={"executors": lost})
 
-    def _train_collectively(
-        self, run: Folder, config: Config, rounds: Sequence[Round], watch: Watch, protect: int | None
-    ) -> None:
-        order = RankOrder(
-            run_url=run.absolute().url,
-            rounds=rounds,
-            num_replicas=config.distributed.replicas,
-            keep_checkpoints=config.training.keep_checkpoints,
-            protect=protect,
-            timeout_seconds=config.distributed.timeout_seconds,
-        )
+    def _train_collectively(self, run: Run, rounds: Sequence[Round], watch: Watch, protect: int | None) -> None:
+        order = RankOrder(run=run, rounds=rounds, protect=protect).model_dump_json()
         title = f"sparklm: epoch {rounds[0].epoch + 1}, steps {rounds[0].start} to {rounds[-1].stop}"
         self._context.setJobDescription(title)
-        orders = [order.model_dump_json()] * order.num_replicas
+        orders = [order] * run.config.distributed.replicas
         run_tasks(self._session, orders, rank_task, watch=watch, at_once=True)
 
     def _run_watched(self, watch: Watch) -> RunTasks:
@@ -214,6 +201,6 @@ class OnSpark:
         return self._session.sparkContext
 
 
-def epoch_group(run: Folder, epoch: int) -> str:
-    """Name the group of an epoch's jobs, by which Spark's figures for them are found."""
-    return f"sparklm {read_run(run).run_id} epoch {epoch + 1}"
+def epoch_group(run: Run, epoch: int) -> str:
+    """The name of the group of an epoch's jobs, by which Spark's figures for them are found."""
+    return f"sparklm {run.run_id} epoch {epoch + 1}"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sparklm.errors import JobError, TrainingDivergedError, UserError
-from sparklm.placement.in_process import TrainingWatcher
+from sparklm.progress.watcher import Watcher
 from sparklm.storage import Folder
 from sparklm.training.heartbeat import Beat, clear_beats, read_beat
 from sparklm.training.replica import StepCallback
@@ -52,7 +52,7 @@ class Supervisor:
             raise JobError(self._silence())
 
     def explain(self, error: JobError) -> Exception:
-        """Give what went wrong in the replicas' own words, where they had time to say it."""
+        """The error with what the replicas reported of it, where they had time to."""
         beats = [beat for replica in range(self._replicas) if (beat := read_beat(self._run, replica)) is not None]
         failed = [beat for beat in beats if beat.failure is not None]
         for beat in failed:
@@ -62,21 +62,21 @@ class Supervisor:
                 return TrainingDivergedError(str(beat.failure))
         lines = [str(error)]
         lines += [f"{beat.who}, at step {beat.step}, ended with:\n{beat.failure}" for beat in failed]
-        # Those who saw nothing go wrong may be those who are gone.
-        lines += [f"{beat.who} was last heard of at step {beat.step}" for beat in beats if beat.failure is None]
+        # Those without a failure may be those that are gone.
+        lines += [f"{beat.who} last reported step {beat.step}" for beat in beats if beat.failure is None]
         return JobError("\n".join(lines))
 
     def _silence(self) -> str:
         seconds = f"{self._timeout:g} s (distributed.timeout_seconds)"
         if not any(self._seen):
             return f"no replica has begun to work within {seconds}: Spark has no free slot; see 'sparklm doctor'"
-        return f"nothing was heard of any replica for {seconds}"
+        return f"no replica has reported anything for {seconds}"
 
 
 class TaskCounter:
-    """Tells how many tasks of the job that runs are done. Call it often, as a supervisor."""
+    """Reports how many tasks of the job that runs are done. Call it often, as a supervisor."""
 
-    def __init__(self, context: Any, title: str, watcher: TrainingWatcher) -> None:
+    def __init__(self, context: Any, title: str, watcher: Watcher) -> None:
         self._tracker, self._title, self._watcher = context.statusTracker(), title, watcher
         self._next_look = time.monotonic()
 

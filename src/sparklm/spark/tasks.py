@@ -31,7 +31,7 @@ ANSWER_SCHEMA = "place long, value string, user_error string, diverged string"
 
 
 class Answer(NamedTuple):
-    """What the work on an order came to. The fields are those of `ANSWER_SCHEMA`."""
+    """The outcome of an order. The fields are those of `ANSWER_SCHEMA`."""
 
     place: int
     value: str | None = None
@@ -54,7 +54,7 @@ def run_tasks(
     *,
     at_once: bool = False,
 ) -> list[str]:
-    """Run one task per order, or at most so many tasks with several orders each; give the answers in order.
+    """Run one task per order, or at most so many tasks with several orders each; return the answers in order.
 
     `work` is sent by name: the worker imports its module, and nothing else. `watch` is called again and again while
     tasks run, and may raise to end them. `at_once` makes them a barrier stage: all run at the same time, or none.
@@ -65,7 +65,7 @@ def run_tasks(
 
     def run(places: Iterator[int]) -> Iterator[Answer]:
         yield from [reply(place, partial(work, orders[place])) for place in places]
-        _spare_the_collector(len(sys.modules))
+        _freeze_loaded_objects(len(sys.modules))
 
     def job() -> list[Any]:
         places = session.sparkContext.parallelize(range(len(orders)), num_tasks)
@@ -75,8 +75,8 @@ def run_tasks(
 
 
 @cache
-def _spare_the_collector(num_modules: int) -> None:
-    """Have Python's garbage collector pass over what a worker has loaded so far, once for each number of modules.
+def _freeze_loaded_objects(num_modules: int) -> None:
+    """Exempt what a worker has loaded so far from garbage collection, once for each number of modules.
 
     PySpark collects garbage after each task, and the next task of that worker waits for it: with torch, for 0.17 s.
     """
@@ -85,7 +85,7 @@ def _spare_the_collector(num_modules: int) -> None:
 
 
 def reply(place: int, work: Callable[[], str]) -> Answer:
-    """Do some work on a worker, and give what it comes to."""
+    """Do some work on a worker, and return its answer, or the user's error as one."""
     try:
         with in_task():
             return Answer(place=place, value=work())
@@ -96,7 +96,7 @@ def reply(place: int, work: Callable[[], str]) -> Answer:
 
 
 def answer(place: int, work: Callable[[], str]) -> Iterator[Any]:
-    """Do some work on a worker, and give what it comes to as an Arrow batch of `ANSWER_SCHEMA`."""
+    """Do some work on a worker; its answer as an Arrow batch of `ANSWER_SCHEMA`."""
     import pyarrow
 
     found = reply(place, work)
@@ -152,12 +152,12 @@ def reason(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lost = re.search(r"Lost task (\d+)\.\d+ in stage \S+ \(TID \d+\) \((\S+) executor (\S+)\)", str(error))
     task = f"task {lost[1]} on {lost[2]}, executor {lost[3]}: " if lost is not None else ""
-    telling = [line for line in lines if "Error" in line or "Exception" in line]
-    return task + (telling or lines or [type(error).__name__])[0].lstrip(": ")
+    errors = [line for line in lines if "Error" in line or "Exception" in line]
+    return task + (errors or lines or [type(error).__name__])[0].lstrip(": ")
 
 
 def guarded(batches: Iterator[Any], schema: str) -> Iterator[Any]:
-    """Give the Arrow batches that a generator makes on a worker, or what goes wrong in it as a row of its own.
+    """The Arrow batches that a generator makes on a worker, or what goes wrong in it as a row of its own.
 
     The schema, in Spark's words, has the columns `user_error` and `diverged`.
     """

@@ -164,6 +164,13 @@ class WindowPlan:
         """Give the epoch in which a step starts."""
         return step * self.global_batch_size // self.num_windows
 
+    def epochs_done(self, step: int) -> int:
+        """Epochs that are complete after so many steps."""
+        if step == 0:
+            return 0
+        epoch = self.epoch_of(step - 1)
+        return epoch + 1 if step == self.epoch_end(epoch) else epoch
+
     def windows(self, step: int, replica: int) -> Int64Array:
         """Give the window numbers of one replica's batch, in order."""
         first = step * self.global_batch_size + replica * self.batch_size

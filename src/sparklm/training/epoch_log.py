@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
+from sparklm.models.objectives import Tally
 from sparklm.text.windows import WindowPlan
 from sparklm.training.phases import Phase, PhaseClock, StepProgress, add_phases, working_seconds
 from sparklm.training.records import StepRecord
@@ -169,6 +170,16 @@ class EpochLog:
         """The log so far, with the times that were measured since the last snapshot."""
         self.totals = self.totals.with_phases(self.clock.take())
         return EpochSnapshot(totals=self.totals, steps=self._steps)
+
+    def add_batch(self, tally: Tally, tokens: int) -> None:
+        """Count the batch of a step, and what was right in it."""
+        self.totals = self.totals.with_step(
+            loss=tally.loss, correct=tally.correct, nearest=tally.nearest, targets=tally.targets, tokens=tokens
+        )
+
+    def add_update(self, *, gradient_norm: float, learning_rate: float) -> None:
+        """Count an update of the weights."""
+        self.totals = self.totals.with_update(gradient_norm=gradient_norm, learning_rate=learning_rate)
 
     def add(self, **sums: float) -> None:
         """Add to some of the sums."""

@@ -1,13 +1,12 @@
-"""How replicas at work are seen from elsewhere: a small file each, through which a replica tells how far it is.
+"""How replicas at work are seen from elsewhere: a live file each, with how far the replica is.
 
-Progress is shown from these files, a replica that has fallen silent is found by them, and one that failed leaves in its
-file what went wrong. They say nothing that a result depends on.
+Progress is shown from these files, a replica that is silent is found by them, and one that failed leaves its failure in
+its file. No result depends on them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 import time
@@ -15,20 +14,19 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from sparklm.errors import TrainingDivergedError, UserError
-from sparklm.storage import Folder
+from sparklm.storage import Folder, LiveFile, read_live
 from sparklm.training.phases import StepProgress
 
-_logger = logging.getLogger(__name__)
 PROGRESS = "progress"
 _EVERY_SECONDS = 1.0
 _LINES_OF_LOG = 12
 
 
 class Beat(BaseModel):
-    """What a replica last said of itself."""
+    """What a replica last reported."""
 
     model_config = ConfigDict(frozen=True)
     replica: int
@@ -42,7 +40,7 @@ class Beat(BaseModel):
 
     @property
     def who(self) -> str:
-        """Name the replica and where it works."""
+        """The replica and where it works."""
         return f"replica {self.replica} on {self.host} (process {self.process_id})"
 
 
@@ -50,25 +48,23 @@ class Heartbeat:
     """Writes a replica's file, at most once a second."""
 
     def __init__(self, run: Folder, replica: int, step: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._folder, self._clock, self._next = run / PROGRESS, clock, 0.0
+        self._file = LiveFile(run / PROGRESS, _file_name(replica), _EVERY_SECONDS, clock)
         self._beat = Beat(replica=replica, host=socket.gethostname(), process_id=os.getpid(), step=step)
         self.beat()
 
     def step(self, progress: StepProgress) -> None:
-        """Tell of a step."""
+        """Report a step."""
         self._beat = self._beat.model_copy(update={"step": progress.step, "progress": progress})
         self.beat()
 
     def beat(self) -> None:
-        """Tell that there is work going on."""
-        if self._clock() >= self._next:
-            self._next = self._clock() + _EVERY_SECONDS
-            self._beat = self._beat.model_copy(update={"beats": self._beat.beats + 1})
-            self._write()
+        """Report that work is going on."""
+        self._beat = self._beat.model_copy(update={"beats": self._beat.beats + 1})
+        self._file.write(self._beat)
 
     @contextlib.contextmanager
-    def telling_failures(self) -> Iterator[None]:
-        """Leave in the file what goes wrong, and let it go on its way."""
+    def reporting_failures(self) -> Iterator[None]:
+        """Leave in the file what goes wrong, and raise it again."""
         try:
             yield
         except BaseException as error:
@@ -77,28 +73,21 @@ class Heartbeat:
             lines = [line for line in traceback.format_exc().splitlines() if line.strip(" ^~")]
             text = "\n".join(lines[-_LINES_OF_LOG:]) if kind == "other" else str(error)
             # Without the rest, as a disk that is nearly full may have room for the reason.
-            self._beat = self._beat.model_copy(update={"failure": text, "kind": kind, "progress": None})
-            self._write()
+            failed = self._beat.model_copy(update={"failure": text, "kind": kind, "progress": None})
+            self._file.write(failed, now=True)
             raise
-
-    def _write(self) -> None:
-        name = f"replica-{self._beat.replica:04d}.json"
-        with contextlib.suppress(Exception):  # no progress is worth a run
-            self._folder.write_bytes(name, self._beat.model_dump_json().encode(), durable=False)
 
 
 def clear_beats(run: Folder) -> None:
-    """Forget what replicas said; one that was given up may still be writing, which does no harm."""
+    """Remove the files; a replica that was given up may still be writing its own, which does no harm."""
     with contextlib.suppress(OSError):
         (run / PROGRESS).remove()
 
 
 def read_beat(run: Folder, replica: int) -> Beat | None:
-    """Read what a replica last said; None when it has said nothing."""
-    try:
-        return Beat.model_validate_json((run / PROGRESS).read_bytes(f"replica-{replica:04d}.json"))
-    except ValidationError as error:
-        _logger.warning("a progress file is unreadable", extra={"replica": replica, "problems": error.error_count()})
-    except (OSError, UserError):
-        pass
-    return None
+    """What a replica last reported; None when it has reported nothing."""
+    return read_live(run / PROGRESS, _file_name(replica), Beat)
+
+
+def _file_name(replica: int) -> str:
+    return f"replica-{replica:04d}.json"

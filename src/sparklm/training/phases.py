@@ -19,14 +19,17 @@ class PhaseClock:
 
     def __init__(self) -> None:
         self._seconds: dict[Phase, float] = {}
+        self._current: tuple[Phase, float] | None = None  # the phase under way, and when it began
 
     @contextmanager
     def __call__(self, phase: Phase) -> Iterator[None]:
         """Count what is done in the block as a phase."""
         begun = time.perf_counter()
+        self._current = phase, begun
         try:
             yield
         finally:
+            self._current = None
             self.add(phase, time.perf_counter() - begun)
 
     def add(self, phase: Phase, seconds: float) -> None:
@@ -34,11 +37,15 @@ class PhaseClock:
         self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
 
     def read(self) -> dict[Phase, float]:
-        """Give what was measured since it was last taken."""
-        return dict(self._seconds)
+        """What was measured since it was last taken, the phase under way included."""
+        seconds = dict(self._seconds)
+        if self._current is not None:
+            phase, begun = self._current
+            seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - begun
+        return seconds
 
     def take(self) -> dict[Phase, float]:
-        """Give what was measured, and begin anew."""
+        """What was measured; the measuring begins anew."""
         taken, self._seconds = self._seconds, {}
         return taken
 

@@ -13,9 +13,8 @@ from sparklm.config import Config
 from sparklm.embeddings.files import EMBEDDINGS
 from sparklm.errors import UserError
 from sparklm.storage import Folder, read_record
-from sparklm.text.shards import Dataset, Manifest
+from sparklm.text.shards import Dataset, Manifest, open_dataset
 from sparklm.text.windows import WindowPlan
-from sparklm.training.checkpoint.commit import committed_steps
 
 RUN_FORMAT = "sparklm run 1"
 CONFIG, MODEL, SAMPLE_TEXT, REPORT = "config.json", "model.zip", "sample.txt", "report.html"
@@ -28,32 +27,43 @@ class RunRecord(BaseModel):
     """config.json: the resolved config of a run, and what was decided when it began."""
 
     model_config = ConfigDict(frozen=True)
-    format: str
+    format: str = RUN_FORMAT
     run_id: str
     config: Config
     dataset: str  # an address, or a name inside the run folder, so that a run can be moved
     dataset_sha256: str
     threads: int
 
-    def dataset_folder(self, run: Folder) -> Folder:
-        """Give the place of the run's dataset."""
-        is_inside = "://" not in self.dataset and not self.dataset.startswith("/")
-        return run / self.dataset if is_inside else Folder(self.dataset)
 
-    def open_dataset(self, run: Folder) -> Dataset:
+class Run(RunRecord):
+    """A run as a session works on it: where it is, what it is, and this session's settings. Tasks get it whole."""
+
+    url: str
+
+    @property
+    def folder(self) -> Folder:
+        """The run folder."""
+        return Folder(self.url)
+
+    def with_settings(self, config: Config) -> Run:
+        """The run with what a session may set anew: `check_same_run` has seen that nothing else differs."""
+        return self.model_copy(update={"config": config})
+
+    def open_dataset(self) -> Dataset:
         """Open the run's dataset; other tokens than those that the run began with are refused."""
-        dataset = Dataset(self.dataset_folder(run))
+        is_inside = "://" not in self.dataset and not self.dataset.startswith("/")
+        folder = self.folder / self.dataset if is_inside else Folder(self.dataset)
+        dataset = open_dataset(folder)
         if dataset.manifest.fingerprint != self.dataset_sha256:
             raise UserError(
-                f"{self.dataset_folder(run)} is not the dataset that {run} began with; put it back, or begin a new run"
+                f"{folder} is not the dataset that {self.folder} began with; put it back, or begin a new run"
             )
         return dataset
 
 
-def create_run(folder: Folder, config: Config, dataset: str, manifest: Manifest, threads: int) -> RunRecord:
+def create_run(folder: Folder, config: Config, dataset: str, manifest: Manifest, threads: int) -> Run:
     """Begin a run: from here on its settings are fixed."""
     record = RunRecord(
-        format=RUN_FORMAT,
         run_id=uuid.uuid4().hex,
         config=config,
         dataset=dataset,
@@ -61,23 +71,21 @@ def create_run(folder: Folder, config: Config, dataset: str, manifest: Manifest,
         threads=threads,
     )
     folder.write_json(CONFIG, record.model_dump())
-    return record
+    return _placed(record, folder)
 
 
-def check_same_run(folder: Folder, config: Config) -> RunRecord:
-    """Read the run that is there, or refuse if it computes something else."""
-    record = read_run(folder)
-    differences = _differences(record.config, config)
+def check_same_run(run: Run, config: Config) -> None:
+    """Refuse settings that compute something else than the run that is there."""
+    differences = _differences(run.config, config)
     if differences:
         listing = "\n".join(f"  {difference}" for difference in differences)
-        raise UserError(f"{folder} holds another run, with other settings:\n{listing}\nChoose another --run")
-    return record
+        raise UserError(f"{run.folder} holds another run, with other settings:\n{listing}\nChoose another --run")
 
 
-def read_run(folder: Folder) -> RunRecord:
+def read_run(folder: Folder) -> Run:
     """Read a run's config.json."""
     try:
-        return read_record(folder, CONFIG, RunRecord, RUN_FORMAT)
+        return _placed(read_record(folder, CONFIG, RunRecord, RUN_FORMAT), folder)
     except FileNotFoundError as error:
         runs = [name for name in folder.names() if (folder / name).exists(CONFIG)]
         remedy = (
@@ -86,6 +94,10 @@ def read_run(folder: Folder) -> RunRecord:
             else "if it was interrupted before training began, give the whole train command again"
         )
         raise UserError(f"{folder} is not a run: it has no {CONFIG}; {remedy}") from error
+
+
+def _placed(record: RunRecord, folder: Folder) -> Run:
+    return Run(url=folder.absolute().url, **dict(record))
 
 
 def make_plan(config: Config, dataset: Dataset) -> WindowPlan:
@@ -127,20 +139,15 @@ def make_plan(config: Config, dataset: Dataset) -> WindowPlan:
     )
 
 
-def read_embeddings(run: Folder, config: Config) -> Tensor | None:
+def read_embeddings(run: Run) -> Tensor | None:
     """Read the token embeddings that the run was given, one row per token; None when the model draws its own."""
-    if config.data.embeddings is None:
+    if run.config.data.embeddings is None:
         return None
     try:
-        tensors: dict[str, Tensor] = safetensors.torch.load(run.read_bytes(EMBEDDINGS))
+        tensors: dict[str, Tensor] = safetensors.torch.load(run.folder.read_bytes(EMBEDDINGS))
     except FileNotFoundError as error:
-        raise UserError(f"{run} has lost its {EMBEDDINGS}; put it back, or begin a new run") from error
+        raise UserError(f"{run.folder} has lost its {EMBEDDINGS}; put it back, or begin a new run") from error
     return tensors["embeddings"]
-
-
-def latest_step(run: Folder) -> int:
-    """Give the step to go on from: that of the newest complete checkpoint, or 0."""
-    return max(committed_steps(run), default=0)
 
 
 def _differences(old: Config, new: Config) -> list[str]:

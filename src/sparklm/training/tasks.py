@@ -1,7 +1,4 @@
-"""What is done when an epoch is over.
-
-Every replica scores its share of the validation text with the common weights; the first one also lets the model speak.
-"""
+"""What workers do with a checkpoint beside training on: evaluate it, generate a sample, and write model.zip."""
 
 from __future__ import annotations
 
@@ -11,40 +8,39 @@ from collections.abc import Sequence
 import torch
 from pydantic import BaseModel
 
-from sparklm.config import Config, GenerationConfig
 from sparklm.evaluation import Evaluation
 from sparklm.inference.generate import Sampling, generate_text, prompt_of
 from sparklm.logs import log_context
-from sparklm.models.model_zip import TrainedModel
+from sparklm.models.model_zip import TrainedModel, pack_model
 from sparklm.models.objectives import Tally
-from sparklm.storage import Folder
-from sparklm.training.checkpoint.cache import keep_in_memory, replica_at
+from sparklm.training.checkpoint.cache import keep_replica
 from sparklm.training.checkpoint.commit import read_commit
-from sparklm.training.epoch_log import NUM_LOGGING_REPLICAS, EpochTotals, join_steps
+from sparklm.training.device import resident_bytes
+from sparklm.training.epoch_log import NUM_LOGGING_REPLICAS, EpochSnapshot, EpochTotals, join_steps
 from sparklm.training.heartbeat import Heartbeat
 from sparklm.training.records import EpochSample, StepRecord
-from sparklm.training.replica import Trainer, resident_bytes
+from sparklm.training.replica import Replica
+from sparklm.training.run import MODEL, Run
+from sparklm.training.sync.finish import resume_replica
 
 _logger = logging.getLogger(__name__)
 _LONGEST_SAMPLE = 24  # tokens: more would take a percent of an epoch of some seconds
 
 
-class EpochEndOrder(BaseModel):
-    """What a task is told."""
+class EvaluateOrder(BaseModel):
+    """What the task that evaluates a replica's share is told."""
 
-    run_url: str
+    run: Run
     epoch: int
     step: int
     replica: int
-    generation: GenerationConfig
     most_in_memory: int  # replicas that one process may keep
 
 
-class ReplicaEnd(BaseModel):
-    """What a task answers."""
+class EvaluateAnswer(BaseModel):
+    """What it answers."""
 
-    totals: EpochTotals
-    steps: Sequence[StepRecord]
+    log: EpochSnapshot
     validation: Tally
     is_probability: bool
     sample: EpochSample | None
@@ -53,7 +49,7 @@ class ReplicaEnd(BaseModel):
 
 
 class EpochEnd(BaseModel):
-    """What all replicas together say of an epoch."""
+    """What all replicas together know of an epoch that is over."""
 
     totals: EpochTotals
     steps: Sequence[StepRecord]
@@ -64,71 +60,82 @@ class EpochEnd(BaseModel):
     retries: int = 0
 
 
-def epoch_end_orders(run: Folder, config: Config, epoch: int, step: int, most_in_memory: int) -> list[str]:
-    """Make the orders for the end of an epoch at a step."""
-    order = EpochEndOrder(
-        run_url=run.absolute().url,
-        epoch=epoch,
-        step=step,
-        replica=0,
-        generation=config.generation,
-        most_in_memory=most_in_memory,
-    )
-    replicas = range(config.distributed.replicas)
-    return [order.model_copy(update={"replica": replica}).model_dump_json() for replica in replicas]
+class ModelOrder(BaseModel):
+    """What the task that writes the model is told."""
+
+    run: Run
+    step: int
 
 
-def epoch_end_task(order: str) -> str:
-    """Take what the last meeting gave and evaluate a share, wherever this is."""
-    parsed = EpochEndOrder.model_validate_json(order)
-    run = Folder(parsed.run_url)
-    heartbeat = Heartbeat(run, parsed.replica, parsed.step)
-    with log_context(replica=parsed.replica), heartbeat.telling_failures():
-        attempt = read_commit(run, parsed.step).replicas[parsed.replica].attempt
-        trainer = replica_at(run, parsed.step, parsed.replica, parsed.most_in_memory)
-        trainer.check_weights()
-        with trainer.clock("evaluate"):
-            tally = trainer.evaluate_part(heartbeat.beat)
-            sample = _let_speak(trainer, parsed) if parsed.replica == 0 else None
-        trainer.settle_phases()
+def evaluate_orders(run: Run, epoch: int, step: int, most_in_memory: int) -> list[str]:
+    """The orders for the end of an epoch at a step, one for each replica."""
+    return [
+        EvaluateOrder(
+            run=run, epoch=epoch, step=step, replica=replica, most_in_memory=most_in_memory
+        ).model_dump_json()
+        for replica in range(run.config.distributed.replicas)
+    ]
+
+
+def evaluate_task(order: str) -> str:
+    """Score a replica's share of the validation text; the first one also generates a sample."""
+    parsed = EvaluateOrder.model_validate_json(order)
+    run = parsed.run
+    heartbeat = Heartbeat(run.folder, parsed.replica, parsed.step)
+    with log_context(replica=parsed.replica), heartbeat.reporting_failures():
+        attempt = read_commit(run.folder, parsed.step).replicas[parsed.replica].attempt
+        replica = resume_replica(run, parsed.step, parsed.replica, parsed.most_in_memory)
+        replica.check_weights()
+        with replica.log.clock("evaluate"):
+            tally = replica.evaluate(heartbeat.beat)
+            sample = _generate_sample(replica, parsed) if parsed.replica == 0 else None
         _logger.info(
             "epoch evaluated",
             extra={"step": parsed.step, "targets": tally.targets, "loss_sum": tally.loss_sum, "correct": tally.correct},
         )
-        answer = ReplicaEnd(
-            totals=trainer.totals,
-            steps=trainer.steps,
+        answer = EvaluateAnswer(
+            log=replica.log.snapshot(),
             validation=tally,
-            is_probability=not trainer.model.shape.predicts_embedding,
+            is_probability=not replica.model.shape.predicts_embedding,
             sample=sample,
             python_rss_bytes=resident_bytes(),
-            gpu_memory_bytes=torch.cuda.max_memory_allocated() if trainer.device.type == "cuda" else None,
+            gpu_memory_bytes=torch.cuda.max_memory_allocated() if replica.device.type == "cuda" else None,
         )
-        keep_in_memory(run, trainer, attempt, parsed.most_in_memory)
+        keep_replica(run, replica, attempt, parsed.most_in_memory)
         return answer.model_dump_json()
 
 
-def _let_speak(trainer: Trainer, order: EpochEndOrder) -> EpochSample:
-    """Have the model go on from the run's prompt for a few words."""
-    generation, dataset = order.generation, trainer.dataset
+def _generate_sample(replica: Replica, order: EvaluateOrder) -> EpochSample:
+    """Continue the run's prompt for a few tokens."""
+    generation, dataset = order.run.config.generation, replica.dataset
     prompt = prompt_of(generation, dataset)
     length = min(generation.max_new_tokens, _LONGEST_SAMPLE)
-    trainer.model.eval()
-    with trainer.averaged_weights():
-        trained = TrainedModel(model=trainer.model, tokenizer=dataset.tokenizer)
+    replica.model.eval()
+    with replica.ema.swapped_in(replica.model):
+        trained = TrainedModel(model=replica.model, tokenizer=dataset.tokenizer)
         text = generate_text(trained, prompt, length, Sampling.of(generation)).text
     return EpochSample(epoch=order.epoch + 1, step=order.step, prompt=prompt, text=text)
 
 
-def join_ends(answers: Sequence[str], *, in_turn: bool) -> EpochEnd:
-    """Put the answers of all replicas together, in their order; they worked at the same time, or took turns."""
-    ends = [ReplicaEnd.model_validate_json(text) for text in answers]
-    gpu = [end.gpu_memory_bytes for end in ends if end.gpu_memory_bytes is not None]
+def join_answers(texts: Sequence[str], *, in_turn: bool) -> EpochEnd:
+    """Join the answers of all replicas, in their order; they worked at the same time, or took turns."""
+    answers = [EvaluateAnswer.model_validate_json(text) for text in texts]
+    gpu = [answer.gpu_memory_bytes for answer in answers if answer.gpu_memory_bytes is not None]
+    logged = [answer.log.steps for answer in answers[:NUM_LOGGING_REPLICAS]]
     return EpochEnd(
-        totals=EpochTotals.of_all([end.totals for end in ends], in_turn=in_turn),
-        steps=join_steps([end.steps for end in ends[:NUM_LOGGING_REPLICAS]], 1 if in_turn else len(ends)),
-        validation=Evaluation.of([end.validation for end in ends], ends[0].is_probability),
-        sample=ends[0].sample,
-        python_rss_bytes=max(end.python_rss_bytes for end in ends),
+        totals=EpochTotals.of_all([answer.log.totals for answer in answers], in_turn=in_turn),
+        steps=join_steps(logged, at_once=1 if in_turn else len(answers)),
+        validation=Evaluation.of([answer.validation for answer in answers], answers[0].is_probability),
+        sample=answers[0].sample,
+        python_rss_bytes=max(answer.python_rss_bytes for answer in answers),
         gpu_memory_bytes=max(gpu, default=None),
     )
+
+
+def write_model_task(order: str) -> str:
+    """Write model.zip from a checkpoint, wherever this is: the driver never holds a replica."""
+    parsed = ModelOrder.model_validate_json(order)
+    replica = resume_replica(parsed.run, parsed.step, number=0)
+    weights = replica.ema.final_weights(replica.model)
+    parsed.run.folder.write_bytes(MODEL, pack_model(replica.model.shape, weights, replica.dataset.tokenizer))
+    return MODEL

@@ -164,7 +164,7 @@ def judge_threads(threads: int, replicas: int, cores: int) -> Finding:
 
 
 def judge_exchange(config: Config, cluster: ClusterFacts, num_parameters: int, threads: int) -> list[Finding]:
-    """Say how replicas can meet here, and what Spark's own settings mean for them."""
+    """Say how replicas can sync here, and what Spark's own settings mean for them."""
     findings = []
     if cluster.has_dynamic_allocation:
         findings.append(
@@ -183,11 +183,11 @@ def judge_exchange(config: Config, cluster: ClusterFacts, num_parameters: int, t
             )
         )
     try:
-        exchange = choose_exchange(config, cluster.for_meetings, num_parameters, threads)
+        exchange = choose_exchange(config, cluster.sync_limits, num_parameters, threads)
     except UserError as error:
         remedy = "use --set distributed.exchange=storage, which works everywhere"
         return [*findings, Finding(name="exchange", status="problem", seen=str(error), remedy=remedy)]
-    obstacle = cluster.for_meetings.why_no_barrier(config.distributed.replicas)
+    obstacle = cluster.sync_limits.why_no_barrier(config.distributed.replicas)
     others = "both exchanges are possible" if obstacle is None else f"no collective: {obstacle}"
     return [*findings, Finding(name="exchange", status="ok", seen=f"{exchange.kind}: {exchange.reason} ({others})")]
 

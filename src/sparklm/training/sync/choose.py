@@ -1,4 +1,4 @@
-"""Which way replicas meet on a cluster: chosen from what the cluster allows and how long a round lasts."""
+"""Which way replicas sync on a cluster: chosen from what the cluster allows and how long a round lasts."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _OPERATIONS_PER_SECOND = 4e10  # of one CPU thread in float32, roughly; only len
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """How replicas meet, and why so."""
+    """How replicas sync, and why so."""
 
     kind: Literal["storage", "collective"]
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
-    """What matters of a cluster here."""
+class SyncLimits:
+    """What a cluster allows."""
 
     slots: int
     is_dynamic: bool  # executors come and go
 
     def why_no_barrier(self, replicas: int) -> str | None:
-        """Say why not all replicas can run at once for certain, if so."""
+        """Why a barrier stage cannot be sure to run all replicas at once; None when it can."""
         if self.is_dynamic:
             return "spark.dynamicAllocation.enabled is true, and Spark runs no barrier stage with it"
         if self.slots < replicas:
@@ -38,10 +38,10 @@ class Cluster:
         return None
 
 
-def choose_exchange(config: Config, cluster: Cluster, num_parameters: int, threads: int) -> Exchange:
-    """Take the way that was asked for, if it can be; with `auto`, the one that suits the length of rounds."""
+def choose_exchange(config: Config, limits: SyncLimits, num_parameters: int, threads: int) -> Exchange:
+    """The way that was asked for, if it can be; with `auto`, the one that suits the length of rounds."""
     distributed = config.distributed
-    obstacle = cluster.why_no_barrier(distributed.replicas)
+    obstacle = limits.why_no_barrier(distributed.replicas)
     if distributed.exchange == "collective":
         if obstacle is not None:
             raise UserError(f"distributed.exchange = 'collective' cannot be: {obstacle}; use storage, or auto")
@@ -49,20 +49,20 @@ def choose_exchange(config: Config, cluster: Cluster, num_parameters: int, threa
     if distributed.exchange == "storage":
         return Exchange(kind="storage", reason="as distributed.exchange says")
     if distributed.replicas == 1:
-        return Exchange(kind="storage", reason="one replica has nobody to meet")
+        return Exchange(kind="storage", reason="one replica has nobody to sync with")
     seconds = round_seconds(config, num_parameters, threads)
     lasts = f"a round lasts about {seconds:.2g} s"
     if seconds >= _LONG_ROUND_SECONDS:
-        return Exchange(kind="storage", reason=f"{lasts}, long enough for meetings by retryable tasks")
+        return Exchange(kind="storage", reason=f"{lasts}, long enough for a sync by retryable tasks")
     if obstacle is None:
         return Exchange(kind="collective", reason=f"{lasts}, too short for a Spark job each")
-    advice = "" if distributed.strategy == "diloco" else "; diloco needs far fewer meetings"
+    advice = "" if distributed.strategy == "diloco" else "; diloco needs far fewer syncs"
     return Exchange(kind="storage", reason=f"{lasts}, too short for a Spark job each, but {obstacle}{advice}")
 
 
 def round_seconds(config: Config, num_parameters: int, threads: int) -> float:
-    """Guess how long the steps between two meetings last on CPUs: six operations for each parameter and token."""
+    """Guess how long the steps between two syncs last on CPUs: six operations for each parameter and token."""
     training = config.training
     tokens = training.batch_size * training.accumulation_steps * config.data.window_size
-    steps = config.distributed.meeting_every_steps or training.checkpoint_every_steps
+    steps = config.distributed.sync_every_steps or training.checkpoint_every_steps
     return 6.0 * num_parameters * tokens * steps / (_OPERATIONS_PER_SECOND * threads)

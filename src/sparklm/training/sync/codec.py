@@ -1,4 +1,4 @@
-"""What replicas give each other: one flat vector each, cut into slices, possibly in fewer bytes.
+"""What replicas contribute to a sync: one flat vector each, cut into slices, possibly in a smaller wire dtype.
 
 The mean of such vectors is always taken in the order of the replicas, number by number. So it does not matter who takes
 it, nor into how many slices it is cut: the bits are the same.
@@ -16,7 +16,8 @@ from torch import Tensor
 
 # Slices begin at multiples of this; in int8 this many neighbouring numbers share a scale.
 BLOCK = 1024
-_FLOAT_KINDS = {"fp16": torch.float16, "bf16": torch.bfloat16}
+WireDtype = Literal["none", "fp16", "bf16", "int8"]
+_FLOAT_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _LARGEST = {"fp16": 65_504.0, "bf16": torch.finfo(torch.bfloat16).max}
 _INT8_STEPS = 127.0
 
@@ -39,7 +40,7 @@ def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def copied(value: Tensor, device: torch.device, place: Tensor | None) -> Tensor:
-    """Copy a tensor, into a place that is there already if it fits: new memory takes longer than what is put there."""
+    """A copy of a tensor, in memory that is there already if it fits: to allocate takes longer than to copy."""
     if place is not None and place.shape == value.shape:
         return place.copy_(value)
     return value.to(device, copy=True)
@@ -75,24 +76,24 @@ def slice_bounds(length: int, num_slices: int) -> list[tuple[int, int]]:
 class Codec:
     """Turns slices of a vector into bytes and back. Only the first numbers of the vector may lose precision.
 
-    These are gradients, or changes of weights, whose losses are made up for later; what follows them (the memory of an
-    optimiser) must stay exact.
+    These are gradients, or changes of weights, whose losses error feedback makes up for; what follows them (optimizer
+    state) must stay exact.
     """
 
-    kind: Literal["none", "fp16", "bf16", "int8"]
+    wire_dtype: WireDtype
     num_lossy: int
 
     def encode(self, values: Tensor, start: int) -> Tensor:
-        """Give the bytes of a slice that begins at a place of the vector."""
-        if self.kind == "none":
+        """The bytes of a slice that begins at `start` of the vector."""
+        if self.wire_dtype == "none":
             return values.contiguous().view(torch.uint8)
         border = max(0, min(values.numel(), self.num_lossy - start))
         parts = (*self._shrink(values[:border]), values[border:])
         return torch.cat([part.contiguous().view(torch.uint8) for part in parts])
 
     def decode(self, data: Tensor, start: int, length: int) -> Tensor:
-        """Give the numbers of a slice from its bytes."""
-        if self.kind == "none" and data.storage_offset() % 4 == 0:
+        """The numbers of a slice, from its bytes."""
+        if self.wire_dtype == "none" and data.storage_offset() % 4 == 0:
             return data.view(torch.float32)
         num_lossy = max(0, min(length, self.num_lossy - start))
         num_bytes = data.numel() - 4 * (length - num_lossy)
@@ -101,32 +102,54 @@ class Codec:
         return torch.cat([lossy, data[num_bytes:].clone().view(torch.float32)])
 
     def round_trip(self, vector: Tensor) -> Tensor:
-        """Give a whole vector as the others will see it."""
-        return vector if self.kind == "none" else self.decode(self.encode(vector, 0), 0, vector.numel())
+        """A whole vector as the other replicas decode it."""
+        return vector if self.wire_dtype == "none" else self.decode(self.encode(vector, 0), 0, vector.numel())
 
     def encoded_bytes(self, length: int) -> int:
         """Count the bytes of a whole vector."""
         num_lossy = min(length, self.num_lossy)
-        lossy = {"none": 4 * num_lossy, "int8": num_lossy + 4 * -(-num_lossy // BLOCK)}.get(self.kind, 2 * num_lossy)
+        lossy = {"none": 4 * num_lossy, "int8": num_lossy + 4 * -(-num_lossy // BLOCK)}.get(self.wire_dtype, 2 * num_lossy)
         return lossy + 4 * (length - num_lossy)
 
     def _shrink(self, values: Tensor) -> Sequence[Tensor]:
-        if self.kind == "int8":
+        if self.wire_dtype == "int8":
             padded = torch.nn.functional.pad(values, (0, -values.numel() % BLOCK)).view(-1, BLOCK)
             scales = _divided(padded.abs().amax(dim=1, keepdim=True), _INT8_STEPS)
             steps = torch.where(scales > 0, padded / scales, 0.0).round_().to(torch.int8)
             return [scales.view(-1), steps.view(-1)[: values.numel()]]
-        return [values.clamp(-_LARGEST[self.kind], _LARGEST[self.kind]).to(_FLOAT_KINDS[self.kind])]
+        return [values.clamp(-_LARGEST[self.wire_dtype], _LARGEST[self.wire_dtype]).to(_FLOAT_DTYPES[self.wire_dtype])]
 
     def _grow(self, data: Tensor, length: int) -> Tensor:
-        if self.kind == "none":
+        if self.wire_dtype == "none":
             return data.view(torch.float32)
-        if self.kind == "int8":
+        if self.wire_dtype == "int8":
             num_blocks = -(-length // BLOCK)
             scales = data[: 4 * num_blocks].view(torch.float32)
             steps = data[4 * num_blocks :].view(torch.int8).float()
             return steps * scales.repeat_interleave(BLOCK)[:length]
-        return data.view(_FLOAT_KINDS[self.kind]).float()
+        return data.view(_FLOAT_DTYPES[self.wire_dtype]).float()
+
+
+class ErrorFeedback:
+    """Compression that makes up for its losses: what one contribution loses is added to the next.
+
+    The residual is what compression has kept from the other replicas so far; without compression there is none.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+        self.residual: Tensor | None = None
+
+    def compress(self, vector: Tensor) -> Tensor:
+        """The contribution as the other replicas decode it; the vector may be changed."""
+        if self.codec.wire_dtype == "none":
+            return vector
+        num_lossy = self.codec.num_lossy
+        if self.residual is not None:
+            vector[:num_lossy] += self.residual
+        decoded = self.codec.round_trip(vector)
+        self.residual = (vector - decoded)[:num_lossy]
+        return decoded
 
 
 def _divided(values: Tensor, number: float) -> Tensor:

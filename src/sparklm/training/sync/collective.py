@@ -1,4 +1,4 @@
-"""Replicas that meet by collective operations, one in each process.
+"""Sync by collective operations, one replica in each process.
 
 The mean is taken slice by slice: every process sends each other one its slice, adds up its own slice in the order of
 the replicas, and all collect the means. A ring would add in another order for every slice, and change the bits.
@@ -27,16 +27,16 @@ from sparklm.training.phases import PhaseClock
 from sparklm.training.sync.codec import Codec, ordered_mean, slice_bounds
 
 
-class OneEach:
+class ProcessGroup:
     """A group in which every process has one replica, its rank."""
 
     def __init__(self, rank: int, num_replicas: int, device: torch.device) -> None:
         self.replicas = [rank]
         self._rank, self._num_replicas, self._device = rank, num_replicas, device
 
-    def mean(self, given: Sequence[Tensor], codec: Codec, clock: PhaseClock) -> Tensor:
+    def mean(self, contributions: Sequence[Tensor], codec: Codec, clock: PhaseClock) -> Tensor:
         """Take the mean of this process' slice, and collect those of the others."""
-        (vector,) = given
+        (vector,) = contributions
         bounds = slice_bounds(vector.numel(), self._num_replicas)
         start, stop = bounds[self._rank]
         with clock("exchange"):
@@ -72,8 +72,8 @@ class OneEach:
         return torch.cat([row[:length] for row, length in zip(rows, lengths, strict=True)])
 
 
-class Whereabouts(BaseModel):
-    """Where a process is; the first one also says at which port all meet, and from which step they go on."""
+class Endpoint(BaseModel):
+    """Where a process is; that of the first one is the rendezvous, and has the step from which all go on."""
 
     model_config = ConfigDict(frozen=True)
     host: str
@@ -92,44 +92,44 @@ def hold_port(host: str) -> socket.socket:
 
 
 @contextmanager
-def joined_group(
-    rank: int, everyone: Sequence[Whereabouts], listener: socket.socket | None, timeout_seconds: float
-) -> Iterator[OneEach]:
-    """Meet all other processes, for as long as the block lasts; nobody is waited for longer than the timeout.
+def process_group(
+    rank: int, endpoints: Sequence[Endpoint], listener: socket.socket | None, timeout_seconds: float
+) -> Iterator[ProcessGroup]:
+    """Join all other processes for as long as the block lasts; nobody is waited for longer than the timeout.
 
-    With a GPU for every process they meet by nccl, else by gloo, vectors passing through the CPU.
+    With a GPU for every process the backend is nccl, else gloo, with vectors passing through the CPU.
     """
-    hosts = Counter(here.host for here in everyone)
-    have_gpus = all(here.gpus >= hosts[here.host] for here in everyone)
-    if torch.cuda.is_available() and everyone[rank].gpus:
-        neighbours = [other.host for other in everyone[:rank]]
-        torch.cuda.set_device(neighbours.count(everyone[rank].host) % everyone[rank].gpus)
-    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface_of(everyone[rank].host)
+    hosts = Counter(endpoint.host for endpoint in endpoints)
+    have_gpus = all(endpoint.gpus >= hosts[endpoint.host] for endpoint in endpoints)
+    if torch.cuda.is_available() and endpoints[rank].gpus:
+        neighbours = [other.host for other in endpoints[:rank]]
+        torch.cuda.set_device(neighbours.count(endpoints[rank].host) % endpoints[rank].gpus)
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface_of(endpoints[rank].host)
     timeout = datetime.timedelta(seconds=timeout_seconds)
     try:
         store = dist.TCPStore(  # type: ignore[attr-defined]
-            everyone[0].host,
-            everyone[0].port,
-            len(everyone),
+            endpoints[0].host,
+            endpoints[0].port,
+            len(endpoints),
             is_master=listener is not None,
             timeout=timeout,
             master_listen_fd=listener.detach() if listener is not None else None,
         )
         backend = "nccl" if have_gpus else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=len(everyone), timeout=timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=len(endpoints), timeout=timeout)
     except RuntimeError as error:
-        place = f"{everyone[0].host}:{everyone[0].port}"
+        place = f"{endpoints[0].host}:{endpoints[0].port}"
         raise JobError(
-            f"replica {rank} did not meet all others at {place} within {timeout_seconds:g} s: {error}"
+            f"replica {rank} did not join all others at {place} within {timeout_seconds:g} s: {error}"
         ) from error
     try:
-        yield OneEach(rank, len(everyone), torch.device("cuda" if have_gpus else "cpu"))
+        yield ProcessGroup(rank, len(endpoints), torch.device("cuda" if have_gpus else "cpu"))
     finally:
         dist.destroy_process_group()
 
 
 def interface_of(host: str) -> str:
-    """Name the network interface that has an address.
+    """The name of the network interface that has an address.
 
     >>> interface_of("127.0.0.1")
     'lo'

@@ -1,8 +1,8 @@
-"""Replicas that meet in memory: all of them in this process, or each in a process of its own.
+"""Sync in memory: all replicas in this process, or each in a process of its own.
 
 The loop is the same; a `Group` says which replicas are here and how the mean of all is had. In one process that is an
-addition (`AllHere`), between processes a collective operation (training/collective.py). Checkpoints are written when
-one is due, at the moment of a meeting: after the mean is known, before anyone takes it.
+addition (`LocalGroup`), between processes a collective operation (sync/collective.py). A checkpoint is written, when one
+is due, in the middle of a sync: after the mean is known, before anyone applies it.
 """
 
 from __future__ import annotations
@@ -13,102 +13,97 @@ from typing import Protocol
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from sparklm.storage import Folder
-from sparklm.training.checkpoint.cache import keep_in_memory, replica_at, save_replica, save_shared
+from sparklm.training.checkpoint.cache import keep_replica, save_replica, save_shared
 from sparklm.training.checkpoint.commit import (
     Commit,
-    ReplicaPart,
+    ReplicaFiles,
     prune_checkpoints,
     save_mean,
     step_folder,
     write_commit,
 )
 from sparklm.training.phases import PhaseClock
-from sparklm.training.replica import StepCallback, Trainer
+from sparklm.training.replica import Replica, StepCallback
+from sparklm.training.run import Run
 from sparklm.training.sync.codec import Codec, ordered_mean
+from sparklm.training.sync.finish import resume_replica
 from sparklm.training.sync.rounds import Round
 
-_PARTS = TypeAdapter(list[ReplicaPart])
+_FILES = TypeAdapter(list[ReplicaFiles])
 
 
 class Group(Protocol):
-    """The replicas that meet, as seen from one process."""
+    """The replicas that sync, as seen from one process."""
 
     @property
     def replicas(self) -> Sequence[int]:
         """Those that are here."""
 
-    def mean(self, given: Sequence[Tensor], codec: Codec, clock: PhaseClock) -> Tensor:
-        """Take the mean over all replicas, in their order, from what those here give."""
+    def mean(self, contributions: Sequence[Tensor], codec: Codec, clock: PhaseClock) -> Tensor:
+        """The mean over all replicas, in their order, from what those here contribute."""
 
     def gather(self, texts: Sequence[str]) -> list[str]:
-        """Collect a text of every replica, in their order, from those of the replicas here."""
+        """A text of every replica, in their order, from those of the replicas here."""
 
 
-class AllHere:
+class LocalGroup:
     """All replicas in this process, one after another."""
 
     def __init__(self, num_replicas: int) -> None:
         self.replicas = range(num_replicas)
 
-    def mean(self, given: Sequence[Tensor], codec: Codec, clock: PhaseClock) -> Tensor:
+    def mean(self, contributions: Sequence[Tensor], codec: Codec, clock: PhaseClock) -> Tensor:
         """Add them up."""
         with clock("reduce"):
-            return ordered_mean(given)
+            return ordered_mean(contributions)
 
     def gather(self, texts: Sequence[str]) -> list[str]:
         """They are all here."""
         return list(texts)
 
 
-def train_together(
-    run: Folder,
-    rounds: Iterable[Round],
-    group: Group,
-    *,
-    keep_checkpoints: int,
-    protect: int | None,
-    on_step: StepCallback | None = None,
+def train_in_memory(
+    run: Run, rounds: Iterable[Round], group: Group, *, protect: int | None, on_step: StepCallback | None = None
 ) -> None:
     """Do some rounds with the replicas of a group, from the checkpoint before the first of them."""
-    trainers: list[Trainer] = []
-    parts: list[ReplicaPart] = []
+    replicas: list[Replica] = []
+    files: list[ReplicaFiles] = []
     for round_ in rounds:
-        if not trainers:
-            trainers = [replica_at(run, round_.start, replica, len(group.replicas)) for replica in group.replicas]
-        for trainer in trainers:
-            trainer.run(round_, on_step if trainer is trainers[0] else None)
-        mean = _meet(trainers, group) if trainers[0].meets else None
+        if not replicas:
+            replicas = [resume_replica(run, round_.start, number, len(group.replicas)) for number in group.replicas]
+        for replica in replicas:
+            replica.train(round_, on_step if replica is replicas[0] else None)
+        mean = _mean_of_contributions(replicas, group) if replicas[0].strategy.syncs else None
         if round_.saves:
-            parts = _save(run, trainers, mean, group, keep_checkpoints, protect)
+            files = _save_checkpoint(run, round_, replicas, mean, group, protect)
         if mean is not None:
-            for trainer in trainers:
-                trainer.take(mean)
-    for trainer, part in zip(trainers, parts, strict=True):
-        keep_in_memory(run, trainer, part.attempt, len(group.replicas))
+            for replica in replicas:
+                replica.strategy.apply(mean)
+    for replica, saved in zip(replicas, files, strict=True):
+        keep_replica(run, replica, saved.attempt, len(group.replicas))
 
 
-def _meet(trainers: Sequence[Trainer], group: Group) -> Tensor:
-    given = []
-    for trainer in trainers:
-        with trainer.clock("exchange"):
-            given.append(trainer.give())
-    return group.mean(given, trainers[0].codec, trainers[0].clock)
+def _mean_of_contributions(replicas: Sequence[Replica], group: Group) -> Tensor:
+    contributions = []
+    for replica in replicas:
+        with replica.log.clock("exchange"):
+            contributions.append(replica.strategy.contribute())
+    return group.mean(contributions, replicas[0].strategy.codec, replicas[0].log.clock)
 
 
-def _save(
-    run: Folder, trainers: Sequence[Trainer], mean: Tensor | None, group: Group, keep: int, protect: int | None
-) -> list[ReplicaPart]:
-    """Write a checkpoint: every process its replicas, the one with the first replica the rest; give the parts here."""
-    first, step = trainers[0], trainers[0].step
-    if first.replica == 0:
-        with first.clock("save"):
-            shared = save_shared(run, first, step)
-            slices = [] if mean is None else [save_mean(step_folder(run, step), 0, mean)]
-    parts = [save_replica(run, trainer) for trainer in trainers]
-    everyone = group.gather([part.model_dump_json() for part in parts])
-    if first.replica == 0:
-        replicas = _PARTS.validate_json(f"[{','.join(everyone)}]")
-        write_commit(run, Commit(step=step, shared=shared, replicas=replicas, mean=slices))
-        prune_checkpoints(run, keep, protect)
-    return parts
+def _save_checkpoint(
+    run: Run, round_: Round, replicas: Sequence[Replica], mean: Tensor | None, group: Group, protect: int | None
+) -> list[ReplicaFiles]:
+    """Write a checkpoint: every process its replicas, that of the first replica the rest; return the files here."""
+    first = replicas[0]
+    if first.number == 0:
+        with first.log.clock("save"):
+            shared = save_shared(first, round_.stop)
+            slices = [] if mean is None else [save_mean(step_folder(run.folder, round_.stop), 0, mean)]
+    files = [save_replica(replica) for replica in replicas]
+    gathered = group.gather([each.model_dump_json() for each in files])
+    if first.number == 0:
+        all_files = _FILES.validate_json(f"[{','.join(gathered)}]")
+        write_commit(run.folder, Commit(round=round_, shared=shared, replicas=all_files, mean=slices))
+        prune_checkpoints(run.folder, run.config.training.keep_checkpoints, protect)
+    return files

@@ -1,9 +1,9 @@
-"""Rounds as tasks that meet in storage.
+"""Sync by storage: rounds as tasks that exchange files.
 
-Each round is a job of one task per replica: it reads the last checkpoint, does its steps, and writes what it has to
-give. A few replicas then take the mean themselves, each at the start of its next round. For many, a second job takes
-it, one task per slice, so that nobody has to read all that is given. Then the commit is written, and the round is a
-checkpoint.
+Each round is a job of one task per replica: it finishes the sync of the round before, does its steps, and writes its
+state and its contribution. A few replicas then take the mean themselves, each at the start of its next round. For many,
+a second job takes it, one task per slice, so that nobody has to read all contributions. Then the driver writes the
+commit, and the round is a checkpoint.
 
 The driver only passes names. A task may be tried again, or twice at the same time, or anywhere else: what counts is
 what the commit names. So this works with more replicas than slots, with machines that come and go, with speculation.
@@ -12,41 +12,35 @@ what the commit names. So this works with more replicas than slots, with machine
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import copy_context
 
 from pydantic import BaseModel
 
-from sparklm.config import Config
-from sparklm.embeddings.files import RunTasks
 from sparklm.logs import log_context
+from sparklm.placement.protocol import RunTasks
 from sparklm.storage import Folder
-from sparklm.training.checkpoint.cache import keep_in_memory, replica_at, save_replica, save_shared
+from sparklm.training.checkpoint.cache import keep_replica, save_replica, save_shared
 from sparklm.training.checkpoint.commit import (
     Commit,
-    Given,
-    ReplicaPart,
-    SavedFile,
-    as_safetensors,
-    load_given,
-    new_attempt,
+    ReplicaFiles,
     prune_checkpoints,
     save_mean,
     step_folder,
-    tensor_digest,
     write_commit,
-    writing,
 )
+from sparklm.training.checkpoint.files import Contribution, SavedFile, load_slice, save_contribution
 from sparklm.training.heartbeat import Heartbeat
-from sparklm.training.phases import Phase
-from sparklm.training.replica import Trainer
-from sparklm.training.run import read_run
-from sparklm.training.sync.codec import Codec, ordered_mean, slice_bounds
+from sparklm.training.replica import Replica
+from sparklm.training.run import Run
+from sparklm.training.sync.codec import Codec, WireDtype, ordered_mean
+from sparklm.training.sync.finish import resume_replica
 from sparklm.training.sync.rounds import Round
 
-_MEETING = "meeting.json"
-MOST_WITHOUT_SLICES = 4  # replicas: up to here all that is given is not much more than a slice of it and the mean
+_SYNC = "sync.json"
+MOST_WITHOUT_SLICES = 4  # replicas: up to here all contributions are not much more than a slice of each and the mean
 _SMALLEST_SLICE = 2**18  # numbers: below this a task costs more than it saves
 _MOST_SLICES = 64
 
@@ -54,7 +48,7 @@ _MOST_SLICES = 64
 class RoundOrder(BaseModel):
     """What the task of a replica is told."""
 
-    run_url: str
+    run: Run
     round: Round
     replica: int
 
@@ -62,9 +56,9 @@ class RoundOrder(BaseModel):
 class RoundAnswer(BaseModel):
     """What the task of a replica answers."""
 
-    part: ReplicaPart
+    files: ReplicaFiles
     shared: SavedFile | None
-    given: Given | None
+    contribution: Contribution | None
     num_lossy: int
 
 
@@ -76,104 +70,125 @@ class MeanOrder(BaseModel):
     number: int
 
 
-class Meeting(BaseModel):
-    """meeting.json: what the tasks of slices need to know in common."""
+class SliceSync(BaseModel):
+    """sync.json: what the tasks of all slices need to know."""
 
+    wire_dtype: WireDtype
     num_lossy: int
-    given: Sequence[Given]
+    contributions: Sequence[Contribution]
 
 
-def train_by_storage(
-    run: Folder, config: Config, rounds: Iterable[Round], run_tasks: RunTasks, *, protect: int | None
-) -> None:
-    """Do rounds of tasks, each from the checkpoint of the one before."""
+def train_by_storage(run: Run, rounds: Iterable[Round], run_tasks: RunTasks, *, protect: int | None) -> float:
+    """Do rounds of tasks, each from the checkpoint of the one before; return the seconds of jobs that took means."""
+    keep, reduce_seconds = run.config.training.keep_checkpoints, 0.0
     pruning: Future[None] | None = None
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="prune") as pool:
         for round_ in rounds:
-            write_commit(run, _do_round(run, config.distributed.replicas, round_, run_tasks))
+            answers = _do_round(run, round_, run_tasks)
+            begun = time.perf_counter()
+            commit = _make_commit(run, round_, answers, run_tasks)
+            reduce_seconds += time.perf_counter() - begun
+            write_commit(run.folder, commit)
             if pruning is not None:
                 pruning.result()
             # Old checkpoints are deleted while the next round is done: that takes a tenth of a second.
-            keep = config.training.keep_checkpoints
-            pruning = pool.submit(copy_context().run, prune_checkpoints, run, keep, protect)
+            pruning = pool.submit(copy_context().run, prune_checkpoints, run.folder, keep, protect)
+    return reduce_seconds
 
 
-def _do_round(run: Folder, replicas: int, round_: Round, run_tasks: RunTasks) -> Commit:
-    """Have every replica do its round, and, where they are many, the mean of what they give taken."""
-    url, title = run.absolute().url, f"sparklm: epoch {round_.epoch + 1}, steps {round_.start} to {round_.stop}"
-    orders = [RoundOrder(run_url=url, round=round_, replica=replica).model_dump_json() for replica in range(replicas)]
-    answers = [RoundAnswer.model_validate_json(text) for text in run_tasks(round_task, orders, title)]
+def _do_round(run: Run, round_: Round, run_tasks: RunTasks) -> list[RoundAnswer]:
+    """Have every replica do its round."""
+    replicas = range(run.config.distributed.replicas)
+    orders = [RoundOrder(run=run, round=round_, replica=replica).model_dump_json() for replica in replicas]
+    return [RoundAnswer.model_validate_json(text) for text in run_tasks(round_task, orders, _title(round_))]
+
+
+def _make_commit(run: Run, round_: Round, answers: Sequence[RoundAnswer], run_tasks: RunTasks) -> Commit:
+    """Put a checkpoint together; where replicas are many, have the mean of their contributions taken."""
     shared = answers[0].shared
     assert shared is not None, "the first replica saves what all share"
-    parts = [answer.part for answer in answers]
-    given = [answer.given for answer in answers if answer.given is not None]
-    if replicas <= MOST_WITHOUT_SLICES:
-        return Commit(step=round_.stop, shared=shared, replicas=parts, given=given)
-    begun = time.perf_counter()
-    mean = _take_mean(run, round_.stop, given, answers[0].num_lossy, run_tasks, f"{title}: mean")
-    reduced: dict[Phase, float] = {"reduce": time.perf_counter() - begun}
-    parts = [part.model_copy(update={"totals": part.totals.with_phases(reduced)}) for part in parts]
-    return Commit(step=round_.stop, shared=shared, replicas=parts, mean=mean)
+    contributions = [answer.contribution for answer in answers if answer.contribution is not None]
+    commit = Commit(
+        round=round_, shared=shared, replicas=[answer.files for answer in answers], contributions=contributions
+    )
+    if len(answers) <= MOST_WITHOUT_SLICES:
+        return commit
+    mean = _take_mean(run, round_, contributions, answers[0].num_lossy, run_tasks)
+    return commit.model_copy(update={"contributions": (), "mean": mean})
 
 
 def _take_mean(
-    run: Folder, step: int, given: Sequence[Given], num_lossy: int, run_tasks: RunTasks, title: str
+    run: Run, round_: Round, contributions: Sequence[Contribution], num_lossy: int, run_tasks: RunTasks
 ) -> list[SavedFile]:
-    """Have the mean of what was given taken, slice by slice."""
-    num_slices, folder = len(given[0].slice_sha256), step_folder(run, step)
-    meeting = Meeting(num_lossy=num_lossy, given=given)
-    folder.write_text(_MEETING, meeting.model_dump_json())
+    """Have the mean taken, slice by slice."""
+    wire_dtype = run.config.distributed.compress
+    sync = SliceSync(wire_dtype=wire_dtype, num_lossy=num_lossy, contributions=contributions)
+    step_folder(run.folder, round_.stop).write_text(_SYNC, sync.model_dump_json())
     orders = [
-        MeanOrder(run_url=run.absolute().url, step=step, number=number).model_dump_json()
-        for number in range(num_slices)
+        MeanOrder(run_url=run.url, step=round_.stop, number=number).model_dump_json()
+        for number in range(len(contributions[0].slice_sha256))
     ]
-    return [SavedFile.model_validate_json(text) for text in run_tasks(mean_task, orders, title)]
+    return [SavedFile.model_validate_json(text) for text in run_tasks(mean_task, orders, f"{_title(round_)}: mean")]
+
+
+def _title(round_: Round) -> str:
+    return f"sparklm: epoch {round_.epoch + 1}, steps {round_.start} to {round_.stop}"
 
 
 def round_task(order: str) -> str:
-    """Do one replica's round, wherever this is."""
+    """One replica's round, wherever this is."""
     parsed = RoundOrder.model_validate_json(order)
-    run, round_ = Folder(parsed.run_url), parsed.round
-    heartbeat = Heartbeat(run, parsed.replica, round_.start)
-    with log_context(replica=parsed.replica), heartbeat.telling_failures():
-        trainer = replica_at(run, round_.start, parsed.replica)
-        saves_shared, shared = trainer.replica == 0, None
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="save-shared") as pool:
-            # What stays as it is while the steps are done is written meanwhile.
-            early = saves_shared and trainer.shared_is_settled
-            saving = pool.submit(copy_context().run, save_shared, run, trainer, round_.stop) if early else None
-            trainer.run(round_, heartbeat.step)
-            with trainer.clock("exchange"):
-                given = _save_given(run, trainer) if trainer.meets else None
-            if saves_shared:
-                with trainer.clock("save"):
-                    shared = saving.result() if saving is not None else save_shared(run, trainer, round_.stop)
-        part = save_replica(run, trainer)
-        keep_in_memory(run, trainer, part.attempt)
-        answer = RoundAnswer(part=part, shared=shared, given=given, num_lossy=trainer.codec.num_lossy)
+    run, round_ = parsed.run, parsed.round
+    heartbeat = Heartbeat(run.folder, parsed.replica, round_.start)
+    with log_context(replica=parsed.replica), heartbeat.reporting_failures():
+        replica = resume_replica(run, round_.start, parsed.replica)
+        with _saving_shared(replica, round_.stop) as shared:
+            replica.train(round_, heartbeat.step)
+            with replica.log.clock("exchange"):
+                contribution = _save_contribution(replica) if replica.strategy.syncs else None
+        files = save_replica(replica)
+        keep_replica(run, replica, files.attempt)
+        answer = RoundAnswer(
+            files=files,
+            shared=shared[0] if shared else None,
+            contribution=contribution,
+            num_lossy=replica.strategy.codec.num_lossy,
+        )
         return answer.model_dump_json()
 
 
-def _save_given(run: Folder, trainer: Trainer) -> Given:
-    vector = trainer.give()
-    bounds = slice_bounds(vector.numel(), _num_slices(vector.numel(), trainer.config.distributed.replicas))
-    slices = [trainer.codec.encode(vector[start:stop], start).cpu() for start, stop in bounds]
-    name = f"given-{trainer.replica:04d}-{new_attempt()}.safetensors"
-    parts = as_safetensors({str(number): data for number, data in enumerate(slices)})
-    with writing(step_folder(run, trainer.step), name, parts):
-        digests = [tensor_digest(data) for data in slices]
-    return Given(name=name, vector_length=vector.numel(), slice_sha256=digests)
+@contextmanager
+def _saving_shared(replica: Replica, step: int) -> Iterator[list[SavedFile]]:
+    """Have the first replica save the state that all share: while the steps are done, or after them if they change it.
+
+    The list holds the file when the block has ended.
+    """
+    saved: list[SavedFile] = []
+    if replica.number != 0:
+        yield saved
+        return
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="save-shared") as pool:
+        is_early = replica.strategy.shared_state_is_constant
+        saving = pool.submit(copy_context().run, save_shared, replica, step) if is_early else None
+        yield saved
+        with replica.log.clock("save"):
+            saved.append(saving.result() if saving is not None else save_shared(replica, step))
+
+
+def _save_contribution(replica: Replica) -> Contribution:
+    vector, folder = replica.strategy.contribute(), step_folder(replica.run.folder, replica.step)
+    num_slices = _num_slices(vector.numel(), replica.config.distributed.replicas)
+    return save_contribution(folder, replica.number, vector, replica.strategy.codec, num_slices)
 
 
 def mean_task(order: str) -> str:
-    """Take the mean of one slice, wherever this is."""
+    """The mean of one slice, wherever this is."""
     parsed = MeanOrder.model_validate_json(order)
-    run, number = Folder(parsed.run_url), parsed.number
-    folder = step_folder(run, parsed.step)
-    meeting = Meeting.model_validate(folder.read_json(_MEETING))
-    codec = Codec(kind=read_run(run).config.distributed.compress, num_lossy=meeting.num_lossy)
-    given = (load_given(folder, given, number, codec) for given in meeting.given)
-    return save_mean(folder, number, ordered_mean(given)).model_dump_json()
+    folder = step_folder(Folder(parsed.run_url), parsed.step)
+    sync = SliceSync.model_validate(folder.read_json(_SYNC))
+    codec = Codec(wire_dtype=sync.wire_dtype, num_lossy=sync.num_lossy)
+    slices = (load_slice(folder, contribution, parsed.number, codec) for contribution in sync.contributions)
+    return save_mean(folder, parsed.number, ordered_mean(slices)).model_dump_json()
 
 
 def _num_slices(length: int, replicas: int) -> int:

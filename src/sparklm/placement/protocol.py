@@ -1,0 +1,86 @@
+"""What the job needs from whatever runs its work.
+
+`InProcess` (in_process.py) is the reference: everything in this process, one thing after another, no JVM. `OnSpark`
+(spark/placement.py) does the same with Spark tasks, and must give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from sparklm.config import CleaningConfig, DataConfig
+    from sparklm.progress.watcher import Watcher
+    from sparklm.text.prepare import Corpus, ShardRequest
+    from sparklm.training.metrics import ClusterFigures
+    from sparklm.training.run import Run
+    from sparklm.training.sync.rounds import Round
+    from sparklm.training.tasks import EpochEnd
+
+RunTasks = Callable[[Callable[[str], str], Sequence[str], str], list[str]]  # as Placement.run_tasks
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionFacts:
+    """What a placement runs on, for the record."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    storage: Mapping[str, int] | None = None  # what Spark keeps of RDDs and DataFrames
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochWork:
+    """What it took to do the rounds of an epoch, as far as only the driver knows."""
+
+    retries: int = 0  # how often lost work was begun again
+    reduce_seconds: float = 0.0  # of each replica, while jobs of their own took the means
+
+
+class Placement(Protocol):
+    """Runs the work of a job, and reports to its watcher."""
+
+    watcher: Watcher
+
+    @property
+    def description(self) -> str:
+        """Where this is, for people."""
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether replicas work one after another."""
+
+    @property
+    def driver_process_id(self) -> int:
+        """The process whose CPU load counts as the driver's."""
+
+    def default_threads(self, replicas: int) -> int:
+        """CPU threads that each of so many replicas has here."""
+
+    def run_tasks(self, work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
+        """Do orders, each a JSON text, and return the answers in order."""
+
+    def find_duplicates(self, requests: Sequence[ShardRequest]) -> set[int]:
+        """Write down which documents of which shards to leave out; return the shards that have any."""
+
+    def open_table(self, data: DataConfig, cleaning: CleaningConfig) -> Corpus:
+        """Open a table as a corpus."""
+
+    def prepare_training(self, run: Run, vocab_size: int) -> None:
+        """Decide how replicas will sync, and report it; refuse what cannot work here."""
+
+    def train(self, run: Run, rounds: Sequence[Round], protect: int | None) -> EpochWork:
+        """Do the rounds of an epoch, up to the checkpoint after the last; the protected step's is not pruned."""
+
+    def evaluate(self, run: Run, epoch: int, step: int) -> EpochEnd:
+        """Evaluate the checkpoint at a step, and generate a sample from it."""
+
+    def epoch_figures(self, run: Run, epoch: int) -> ClusterFigures:
+        """What the cluster measured while it worked on an epoch."""
+
+    def session_facts(self) -> SessionFacts:
+        """What the work runs on."""
+
+    def stop(self) -> None:
+        """Give back what was taken."""
