@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sparklm.config.resolve import Resolution
     from sparklm.models.model_zip import TrainedModel
     from sparklm.placement.in_process import Placement
-    from sparklm.progress.status import Tracker
+    from sparklm.progress.tracker import Tracker
     from sparklm.storage import Folder
 
 _logger = logging.getLogger(__name__)
@@ -530,8 +530,8 @@ def _tracker(quiet: bool) -> Tracker:
     from rich.console import Console
 
     from sparklm.progress.log import LogView
-    from sparklm.progress.status import Tracker
     from sparklm.progress.terminal import console_view
+    from sparklm.progress.tracker import Tracker
 
     return Tracker(LogView() if quiet or logs.is_json() else console_view(Console(stderr=True)))
 
