@@ -29,8 +29,8 @@ from sparklm.config.resolve import resolve
 from sparklm.evaluation import CorpusEvaluation, evaluate_corpus
 from sparklm.models.model_zip import load_model
 from sparklm.placement.in_process import InProcess
-from sparklm.progress.status import Tracker
 from sparklm.progress.terminal import console_view
+from sparklm.progress.tracker import Tracker
 from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset, TokenStream

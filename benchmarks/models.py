@@ -39,7 +39,7 @@ from sparklm.evaluation import CorpusEvaluation, evaluate_corpus
 from sparklm.models.model_zip import load_model
 from sparklm.models.registry import count_parameters
 from sparklm.placement.in_process import InProcess
-from sparklm.progress.status import Tracker
+from sparklm.progress.tracker import Tracker
 from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset

@@ -35,8 +35,9 @@ from sparklm.config import CleaningConfig, Config, DataConfig, SparkConfig
 from sparklm.config.resolve import resolve
 from sparklm.models.registry import count_parameters
 from sparklm.placement.in_process import InProcess
-from sparklm.progress.status import StatusFile, Tracker, View
+from sparklm.progress.status import StatusFile, View
 from sparklm.progress.terminal import PlainView
+from sparklm.progress.tracker import Tracker
 from sparklm.report.exporters.tensorboard import TensorBoard
 from sparklm.storage import Folder
 from sparklm.text.prepare import prepare

@@ -52,7 +52,7 @@ from sparklm.config.resolve import resolve
 from sparklm.embeddings.files import RunTasks
 from sparklm.models.registry import count_parameters
 from sparklm.placement.in_process import InProcess, Placement, usable_cores
-from sparklm.progress.status import Tracker
+from sparklm.progress.tracker import Tracker
 from sparklm.spark.placement import OnSpark
 from sparklm.spark.tasks import Watch
 from sparklm.storage import Folder

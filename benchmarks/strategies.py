@@ -37,7 +37,7 @@ from sparklm.config.resolve import resolve
 from sparklm.errors import TrainingDivergedError
 from sparklm.models.registry import count_parameters
 from sparklm.placement.in_process import InProcess, Placement
-from sparklm.progress.status import Tracker
+from sparklm.progress.tracker import Tracker
 from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset

@@ -1,10 +1,10 @@
-"""The log: what happens, for people and for programs, on the standard `logging` under the name `sparklm`.
+"""The log: events for people and for programs, on the standard `logging` under the name `sparklm`.
 
 Every event is a short, constant message with its figures beside it (`extra`), so that lines can be counted and
 compared. Ids that many events share (the run, the replica, the Spark task) come from the context they happen in.
 `set_up` installs one handler, on standard error, for the loggers of sparklm alone; a program that uses sparklm as a
-library and never calls it has all the say. Workers are told by two environment variables, and set themselves up with
-their first order.
+library and never calls it keeps its own logging. Workers read their settings from two environment variables, with their
+first order.
 """
 
 from __future__ import annotations
@@ -16,80 +16,73 @@ import os
 import socket
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
-from typing import TextIO
+from typing import Any, NamedTuple
+
+from pythonjsonlogger import json as json_log
+from pythonjsonlogger.core import RESERVED_ATTRS, merge_record_extra
 
 from sparklm.errors import UserError
 
 TRACE = 5
-LEVELS = {
-    "TRACE": TRACE,
-    "DEBUG": logging.DEBUG,
-    "INFO": logging.INFO,
-    "WARN": logging.WARNING,
-    "ERROR": logging.ERROR,
-}
+LEVELS = {"TRACE": TRACE, "DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING, "ERROR": logging.ERROR}
 FORMATS = ("text", "json")
 LEVEL_VARIABLE, FORMAT_VARIABLE = "SPARKLM_LOG_LEVEL", "SPARKLM_LOG_FORMAT"
 _QUIET = "WARN"
-_SHOWN_OF_RUN = 8  # characters of a run's id that tell it from others for people
-_OF_EVERY_RECORD = {*logging.makeLogRecord({}).__dict__, "message", "asctime", "taskName"}
+_SHOWN_OF_RUN = 8  # characters of a run's id that people need to recognise it
+_ID_NAMES = {"run", "replica", "stage", "task", "attempt", "executor", "host"}
 _ids: ContextVar[Mapping[str, object]] = ContextVar("sparklm_ids", default={})  # noqa: B039 (never changed in place)
 
 logging.addLevelName(TRACE, "TRACE")
 
 
-@dataclass(frozen=True, kw_only=True)
-class LogSettings:
-    """What is logged, and how it looks."""
-
-    level: str = _QUIET
-    form: str = "text"
-
-    @classmethod
-    def checked(cls, level: str | None, form: str | None) -> LogSettings:
-        """Take what a user gave, in any letter case; the JSON form shows progress too, unless a level is given."""
-        chosen_form = (form or "text").lower()
-        if chosen_form not in FORMATS:
-            raise UserError(f"{form!r} is no log format; use one of {', '.join(FORMATS)}")
-        chosen_level = (level or ("INFO" if chosen_form == "json" else _QUIET)).upper()
-        if chosen_level not in LEVELS:
-            raise UserError(f"{level!r} is no log level; use one of {', '.join(LEVELS)}")
-        return cls(level=chosen_level, form=chosen_form)
+class _Settings(NamedTuple):
+    level: str
+    form: str
 
 
-_installed: LogSettings | None = None
+_installed: _Settings | None = None
 
 
 def set_up(level: str | None = None, form: str | None = None) -> None:
     """Log to standard error from this level on, in this form; costs nothing when that is so already."""
     global _installed
-    settings = LogSettings.checked(level, form)
+    settings = _checked(level, form)
     if settings == _installed:
         return
+    in_json = settings.form == "json"
     handler = _StandardError()
-    handler.setFormatter(JsonFormatter() if settings.form == "json" else TextFormatter())
+    handler.setFormatter(JsonFormatter() if in_json else TextFormatter())
     logger = logging.getLogger("sparklm")
     _put_handler(logger, handler)
     logger.setLevel(LEVELS[settings.level])
     logger.propagate = False
     # Python's warnings would be the only lines that are no JSON.
-    logging.captureWarnings(settings.form == "json")
-    _put_handler(logging.getLogger("py.warnings"), handler if settings.form == "json" else None)
+    logging.captureWarnings(in_json)
+    _put_handler(logging.getLogger("py.warnings"), handler if in_json else None)
     _installed = settings
 
 
+def _checked(level: str | None, form: str | None) -> _Settings:
+    """The user's settings, in any letter case; the JSON form shows progress too, unless a level is given."""
+    chosen_form = (form or "text").lower()
+    if chosen_form not in FORMATS:
+        raise UserError(f"{form!r} is no log format; use one of {', '.join(FORMATS)}")
+    chosen_level = (level or ("INFO" if chosen_form == "json" else _QUIET)).upper()
+    if chosen_level not in LEVELS:
+        raise UserError(f"{level!r} is no log level; use one of {', '.join(LEVELS)}")
+    return _Settings(chosen_level, chosen_form)
+
+
 def set_up_from_environment() -> None:
-    """Log as the driver told this worker to."""
+    """Log on this worker as the driver does."""
     set_up(os.environ.get(LEVEL_VARIABLE), os.environ.get(FORMAT_VARIABLE))
 
 
 def environment() -> dict[str, str]:
-    """Give the environment variables that make workers log as this process does."""
+    """The environment variables that make workers log as this process does."""
     if _installed is None:
         return {}
     return {LEVEL_VARIABLE: _installed.level, FORMAT_VARIABLE: _installed.form}
@@ -102,147 +95,86 @@ def is_json() -> bool:
 
 @contextmanager
 def log_context(**ids: object) -> Iterator[None]:
-    """Give ids to all that is logged in a block; those that are None are left out."""
-    token = _ids.set(_joined(ids))
+    """Add ids to all that is logged in a block; those that are None are left out."""
+    token = identify(**ids)
     try:
         yield
     finally:
-        _ids.reset(token)
+        forget(token)
 
 
 def identify(**ids: object) -> Token[Mapping[str, object]]:
-    """Give ids to all that this thread logs from here on, until they are forgotten."""
-    return _ids.set(_joined(ids))
+    """Add ids to all that this thread logs from here on, until `forget` is called with the result."""
+    return _ids.set({**_ids.get(), **{name: value for name, value in ids.items() if value is not None}})
 
 
 def forget(identified: Token[Mapping[str, object]]) -> None:
-    """Take ids back."""
+    """Remove ids that `identify` added."""
     _ids.reset(identified)
 
 
 def current_ids() -> Mapping[str, object]:
-    """Give the ids of this context."""
+    """The ids of this context."""
     return _ids.get()
 
 
-class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+class JsonFormatter(json_log.JsonFormatter):
+    """One JSON object a line: time, level, logger, message, ids, host, process, figures, exception."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        """Write time, level, logger, message, ids and figures, and the traceback where there is one."""
-        values: dict[str, object] = {
-            "time": _time(record).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            "level": level_name(record.levelno),
-            "logger": record.name,
-            "message": record.getMessage(),
-            "run": None,
-            **_ids.get(),
-            "host": _host(),
-            "process": record.process,
-            **_figures(record),
-        }
-        if record.exc_info:
-            values["exception"] = self.formatException(record.exc_info)
-        return json.dumps({name: _plain(value) for name, value in values.items()}, ensure_ascii=False)
+    def __init__(self) -> None:
+        super().__init__(
+            "%(process)d", rename_fields={"exc_info": "exception"}, json_default=str, json_ensure_ascii=False
+        )
+
+    def add_fields(self, log_data: dict[str, Any], record: logging.LogRecord, message_dict: dict[str, Any]) -> None:
+        """Put what every line has before what this one has."""
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        log_data.update(time=time, level=_level_name(record), logger=record.name, message=record.getMessage())
+        log_data.update({"run": None, **_ids.get(), "host": socket.gethostname()})
+        super().add_fields(log_data, record, message_dict)
+
+    def process_log_record(self, log_data: dict[str, Any]) -> dict[str, Any]:
+        """Write infinite numbers as texts: JSON has none."""
+        return {name: _finite(value) for name, value in log_data.items()}
 
 
 class TextFormatter(logging.Formatter):
-    """One line for people: `12:34:56.789 INFO training.loop [run 1a2b3c4d, replica 0] round ends: step 7, loss 3.1`."""
+    """For people: `12:34:56.789 INFO training.replica [run 1a2b3c4d, replica 0] round ends: step 7, loss 3.1`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write what the JSON form says, in short."""
-        figures = {**_ids.get(), **_figures(record)}
+        """The same as the JSON form, in short."""
+        figures = merge_record_extra(record, dict(_ids.get()), reserved={*RESERVED_ATTRS, "taskName"})
         where = ", ".join(_short_ids(figures))
         what = ", ".join(f"{name} {_shown(value)}" for name, value in figures.items() if name not in _ID_NAMES)
         line = (
-            f"{_time(record).astimezone():%H:%M:%S}.{int(record.msecs):03d} {level_name(record.levelno)} "
+            f"{datetime.fromtimestamp(record.created):%H:%M:%S}.{int(record.msecs):03d} {_level_name(record)} "
             f"{record.name.removeprefix('sparklm.')}{f' [{where}]' if where else ''} "
             f"{record.getMessage()}{f': {what}' if what else ''}"
         )
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-def level_name(number: int) -> str:
-    """Name a level as the command line does.
-
-    >>> level_name(logging.WARNING), level_name(TRACE)
-    ('WARN', 'TRACE')
-    """
-    return next((name for name, value in LEVELS.items() if value == number), logging.getLevelName(number))
-
-
 def foreign_line(line: bytes) -> bytes:
-    """Give a line of another program as this log has lines: in the JSON form, one that is none becomes a warning."""
+    """A line of another program, in the form of this log: where that is JSON, a line that is not becomes a warning."""
     if not is_json():
         return line
-    try:
+    with suppress(ValueError):
         if isinstance(json.loads(line), dict):
             return line
-    except ValueError:
-        pass
     text = line.decode(errors="replace").rstrip()
     record = logging.makeLogRecord({"name": "stderr", "levelno": logging.WARNING, "msg": "%s", "args": (text,)})
     return f"{JsonFormatter().format(record)}\n".encode() if text else b""
 
 
-class _StandardError(logging.StreamHandler[TextIO]):
+class _StandardError(logging.Handler):
     """Writes to what standard error is at the moment: a progress bar puts something of its own in its place."""
 
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> TextIO:
-        return sys.stderr
-
-    @stream.setter
-    def stream(self, value: TextIO) -> None:
-        raise AssertionError("standard error is looked up anew for every line")
-
-
-_ID_NAMES = {"run", "replica", "stage", "task", "attempt", "executor", "host", "process"}
-
-
-def _short_ids(ids: Mapping[str, object]) -> list[str]:
-    shown = [f"run {str(ids['run'])[:_SHOWN_OF_RUN]}"] if ids.get("run") else []
-    shown += [f"{name} {ids[name]}" for name in ("replica", "stage") if name in ids]
-    if "task" in ids:
-        shown.append(f"task {ids['task']}.{ids.get('attempt', 0)}")
-    if "executor" in ids:
-        shown.append(f"executor {ids['executor']}")
-    return shown
-
-
-def _joined(ids: Mapping[str, object]) -> dict[str, object]:
-    return {**_ids.get(), **{name: value for name, value in ids.items() if value is not None}}
-
-
-def _figures(record: logging.LogRecord) -> dict[str, object]:
-    return {name: value for name, value in record.__dict__.items() if name not in _OF_EVERY_RECORD}
-
-
-def _time(record: logging.LogRecord) -> datetime:
-    return datetime.fromtimestamp(record.created, UTC)
-
-
-@cache
-def _host() -> str:
-    return socket.gethostname()
-
-
-def _plain(value: object) -> object:
-    """Give a value as JSON has it: infinite numbers and everything unknown as texts."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value if value is None or isinstance(value, str | int | float) else str(value)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(f"{self.format(record)}\n")
+            sys.stderr.flush()
+        except Exception:  # noqa: BLE001 (as the handlers of logging do)
+            self.handleError(record)
 
 
 def _put_handler(logger: logging.Logger, handler: logging.Handler | None) -> None:
@@ -251,3 +183,26 @@ def _put_handler(logger: logging.Logger, handler: logging.Handler | None) -> Non
         logger.removeHandler(old)
     if handler is not None:
         logger.addHandler(handler)
+
+
+def _short_ids(ids: Mapping[str, object]) -> list[str]:
+    shown = [f"run {str(ids['run'])[:_SHOWN_OF_RUN]}"] if ids.get("run") else []
+    shown += [f"{name} {ids[name]}" for name in ("replica", "stage") if name in ids]
+    shown += [f"task {ids['task']}.{ids.get('attempt', 0)}"] if "task" in ids else []
+    return shown + ([f"executor {ids['executor']}"] if "executor" in ids else [])
+
+
+def _level_name(record: logging.LogRecord) -> str:
+    return next((name for name, number in LEVELS.items() if number == record.levelno), record.levelname)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)

@@ -5,7 +5,8 @@ files in it.
 
 Guarantees: a file that can be seen is complete. On local disks and HDFS a write goes to a temporary name, is
 synced, and is renamed over the final one; object stores put whole objects atomically by themselves.
-Costs: one extra rename and, on local disks, two fsyncs per file written.
+Costs: one extra rename and, on local disks, two fsyncs per file written; none for a `LiveFile`, whose content is only
+worth something while its writer lives.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import contextlib
 import errno
 import hashlib
 import json
+import logging
+import math
 import os
 import re
 import shutil
@@ -21,7 +24,7 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -30,12 +33,13 @@ from pydantic import BaseModel, ValidationError
 
 from sparklm.errors import UserError
 
+_logger = logging.getLogger(__name__)
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Record = TypeVar("Record", bound=BaseModel)
 _RENAMING_PROTOCOLS = ("hdfs", "webhdfs")  # file systems where a visible file may still be growing
 _HDFS_PORT = 8020
 _EXTRAS = {"s3": "pip install 'sparklm[s3]'"}
-# What the operating system says about a place that was badly chosen, rather than about a machine in trouble.
+# Errors of the operating system that mean a badly chosen place, rather than a machine in trouble.
 _BAD_PLACE = {
     errno.EACCES,
     errno.EPERM,
@@ -49,7 +53,7 @@ _BAD_PLACE = {
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Separate a protocol from a path: `s3a://b/k` gives `("s3", "b/k")`, `runs/a` gives `("file", "runs/a")`."""
+    """The protocol and the path: `s3a://b/k` → `("s3", "b/k")`, `runs/a` → `("file", "runs/a")`."""
     protocol, separator, path = url.partition("://")
     if not separator:
         return "file", url
@@ -57,7 +61,7 @@ def split_url(url: str) -> tuple[str, str]:
 
 
 def open_filesystem(url: str) -> tuple[Any, str]:
-    """Open the fsspec file system that an address lives on, and the path in it; explain a missing package."""
+    """The fsspec file system that an address lives on, and the path in it; a missing package is explained."""
     import fsspec.core
 
     protocol, path = split_url(url)
@@ -74,7 +78,7 @@ def open_filesystem(url: str) -> tuple[Any, str]:
 
 
 def is_answering(url: str, timeout_seconds: float = 1.0) -> bool:
-    """Say whether anything listens at the host and port of an address (HDFS's port where there is none)."""
+    """Whether anything listens at the host and port of an address (HDFS's port where there is none)."""
     host, _, port = split_url(url)[1].partition("/")[0].partition(":")
     try:
         with socket.create_connection((host or "localhost", int(port or _HDFS_PORT)), timeout_seconds):
@@ -102,18 +106,18 @@ class Folder:
         return self.url
 
     def address(self, name: str) -> str:
-        """Give the full address of a file in this folder."""
+        """The full address of a file in this folder."""
         return f"{self.url.rstrip('/')}/{name}"
 
     def local_path(self, name: str = "") -> Path | None:
-        """Give the path on this machine's disk, or None when the folder is somewhere else."""
+        """The path on this machine's disk; None when the folder is somewhere else."""
         protocol, path = split_url(self.url)
         if protocol != "file":
             return None
         return Path(os.path.expanduser(path), name)
 
     def absolute(self) -> Folder:
-        """Give an address that means the same in any working directory of this machine."""
+        """The same folder, by an address that is valid in any working directory of this machine."""
         local = self.local_path()
         return self if local is None else Folder(str(local.absolute()))
 
@@ -121,7 +125,7 @@ class Folder:
         """Read a whole file. Raises FileNotFoundError when it is not there."""
         local = self.local_path(name)
         if local is not None:
-            with _told(local, "read", passing=FileNotFoundError):
+            with _user_errors(local, "read", passing=FileNotFoundError):
                 return local.read_bytes()
         filesystem, path = self._remote(name)
         return bytes(filesystem.cat_file(path))
@@ -130,7 +134,7 @@ class Folder:
         """Read some bytes of a file."""
         local = self.local_path(name)
         if local is not None:
-            with _told(local, "read", passing=FileNotFoundError), open(local, "rb") as file:
+            with _user_errors(local, "read", passing=FileNotFoundError), open(local, "rb") as file:
                 file.seek(start)
                 return file.read(stop - start)
         filesystem, path = self._remote(name)
@@ -144,7 +148,7 @@ class Folder:
         self.write_parts(name, [data], durable)
 
     def write_parts(self, name: str, parts: Sequence[Buffer], durable: bool = True) -> None:
-        """Write a whole file whose content lies in several places; on a local disk they are not brought together."""
+        """Write a whole file whose content lies in several buffers; on a local disk they are not joined in memory."""
         local = self.local_path(name)
         if local is not None:
             _write_local(local, parts, durable)
@@ -168,7 +172,7 @@ class Folder:
         self.write_bytes(name, text.encode("utf-8"))
 
     def read_json(self, name: str) -> Any:
-        """Read a JSON file; a damaged one is the user's to know about."""
+        """Read a JSON file; a damaged one is a user error."""
         try:
             return json.loads(self.read_bytes(name))
         except ValueError as error:
@@ -181,10 +185,10 @@ class Folder:
         self.write_text(name, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
     def exists(self, name: str = "") -> bool:
-        """Say whether a file or folder is there."""
+        """Whether a file or folder is there."""
         local = self.local_path(name)
         if local is not None:
-            with _told(local, "read"):
+            with _user_errors(local, "read"):
                 return local.exists()
         filesystem, path = self._remote(name)
         return bool(filesystem.exists(path))
@@ -193,18 +197,18 @@ class Folder:
         """Make this folder, for others to write into; our own writes make what they need."""
         local = self.local_path()
         if local is not None:
-            with _told(local, "written"):
+            with _user_errors(local, "written"):
                 local.mkdir(parents=True, exist_ok=True)
             return
         filesystem, path = self._remote("")
         filesystem.makedirs(path, exist_ok=True)
 
     def check_writable(self) -> None:
-        """Refuse a local folder in which nothing could be written (elsewhere only a write can tell)."""
+        """Refuse a local folder in which nothing could be written (elsewhere only a write finds out)."""
         place = self.absolute().local_path()
         if place is None:
             return
-        with _told(place, "written"):
+        with _user_errors(place, "written"):
             while not place.exists() and place != place.parent:
                 place = place.parent
             if not place.is_dir():
@@ -213,10 +217,10 @@ class Folder:
                 raise PermissionError(errno.EACCES, f"no permission for {place}")
 
     def names(self) -> list[str]:
-        """List the names directly in this folder, sorted; empty when the folder does not exist."""
+        """The names directly in this folder, sorted; empty when the folder does not exist."""
         local = self.local_path()
         if local is not None:
-            with _told(local, "read"):
+            with _user_errors(local, "read"):
                 return sorted(os.listdir(local)) if local.is_dir() else []
         filesystem, path = self._remote("")
         filesystem.invalidate_cache(path)
@@ -243,13 +247,13 @@ class Folder:
 
 
 def split_address(address: str) -> tuple[Folder, str]:
-    """Separate a file's address into its folder and its name."""
+    """The folder and the name in a file's address."""
     parent, separator, name = address.rstrip("/").rpartition("/")
     return Folder(parent if parent else "/" if separator else "."), name
 
 
 def read_record(folder: Folder, name: str, kind: type[Record], expected_format: str) -> Record:
-    """Read a record. Raises FileNotFoundError when it is not there; another format or damage is the user's to know."""
+    """Read a record. Raises FileNotFoundError when it is not there; another format or damage is a user error."""
     values = folder.read_json(name)
     found = values.get("format") if isinstance(values, dict) else None
     if found != expected_format:
@@ -263,12 +267,44 @@ def read_record(folder: Folder, name: str, kind: type[Record], expected_format: 
         raise UserError(f"{folder.address(name)} is damaged: {error.error_count()} wrong fields") from error
 
 
+class LiveFile:
+    """A record that others follow while its writer works: status.json, the heartbeats of replicas.
+
+    It is replaced at most every so many seconds. An error in writing it is ignored: no progress is worth a run.
+    """
+
+    def __init__(
+        self, folder: Folder, name: str, every_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._folder, self._name, self._every_seconds, self._clock = folder, name, every_seconds, clock
+        self._next = -math.inf
+
+    def write(self, record: BaseModel, *, now: bool = False) -> None:
+        """Replace the record, unless that was done a moment ago and need not be `now`."""
+        if now or self._clock() >= self._next:
+            self._next = self._clock() + self._every_seconds
+            with contextlib.suppress(Exception):
+                self._folder.write_bytes(self._name, record.model_dump_json().encode(), durable=False)
+
+
+def read_live(folder: Folder, name: str, kind: type[Record]) -> Record | None:
+    """The newest record of a live file; None when there is none yet, or none that can be read."""
+    try:
+        return kind.model_validate_json(folder.read_bytes(name))
+    except ValidationError as error:
+        _logger.warning(
+            "a live file is unreadable", extra={"file": folder.address(name), "problems": error.error_count()}
+        )
+    except (OSError, UserError):
+        pass
+    return None
+
+
 def cached_copy(folder: Folder, name: str, sha256: str) -> Path:
-    """Keep a copy of a remote file on a local disk under its checksum, and give its path.
+    """The path of a copy of a remote file, kept on a local disk under its checksum.
 
     The cache is shared by all processes of a user, in `$SPARKLM_CACHE` or the usual place for caches, and takes up to
-    half of what is free there: what was not used for longest goes first. A copy that was there
-    before is not checked again here.
+    half of what is free there: the least recently used goes first. A copy that was there before is not checked again.
     """
     cache = _cache_folder()
     path = cache / sha256
@@ -317,7 +353,7 @@ def _make_room(cache: Path, num_bytes: int) -> None:
 
 def _write_local(path: Path, parts: Sequence[Buffer], durable: bool = True) -> None:
     temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}.tmp"
-    with _told(path, "written"):
+    with _user_errors(path, "written"):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(temporary, "wb") as file:
@@ -335,8 +371,8 @@ def _write_local(path: Path, parts: Sequence[Buffer], durable: bool = True) -> N
 
 
 @contextlib.contextmanager
-def _told(path: Path, doing: str, passing: type[OSError] | tuple[()] = ()) -> Iterator[None]:
-    """Turn what the system says of a badly chosen place into the user's error; let the rest through."""
+def _user_errors(path: Path, doing: str, passing: type[OSError] | tuple[()] = ()) -> Iterator[None]:
+    """Turn errors of the system about a badly chosen place into user errors; let the rest through."""
     try:
         yield
     except OSError as error:

@@ -167,9 +167,9 @@ def test_the_watcher_logs_a_step_once_in_ten_seconds(written: Written) -> None:
     now = [100.0]
     view = LogView(clock=lambda: now[0])
     logs.set_up("INFO", "json")
-    view.say(Message(kind="stage", text="Preparing", time=0))
-    view.say(Message(kind="warning", text="replica 1 is gone", time=0))
-    view.say(Message(kind="epoch", text="epoch 1", time=0, figures={"epoch": 1, "loss": 2.5}))
+    view.show_message(Message(kind="stage", text="Preparing", time=0))
+    view.show_message(Message(kind="warning", text="replica 1 is gone", time=0))
+    view.show_message(Message(kind="epoch", text="epoch 1", time=0, figures={"epoch": 1, "loss": 2.5}))
     for step in range(1, 26):
         now[0] += 1
         training = Training(epochs=2, step=step, total_steps=30, loss=3.0)

@@ -12,8 +12,9 @@ import pytest
 from rich.console import Console
 
 from sparklm.errors import UserError
-from sparklm.progress.status import STATUS, Message, Status, StatusFile, Tracker, read_status
+from sparklm.progress.status import STATUS, Message, Status, StatusFile, read_status
 from sparklm.progress.terminal import PlainView, TerminalView
+from sparklm.progress.tracker import Tracker
 from sparklm.progress.watch import watch
 from sparklm.storage import Folder
 from sparklm.text.windows import WindowPlan
@@ -37,15 +38,15 @@ class Remembers:
     """A view that keeps what it is shown."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.shown: list[Status] = []
         self.is_open = True
 
     def show(self, status: Status) -> None:
         self.shown.append(status)
 
-    def say(self, message: Message) -> None:
-        self.said.append(message.text)
+    def show_message(self, message: Message) -> None:
+        self.messages.append(message.text)
 
     def close(self) -> None:
         self.is_open = False
@@ -105,8 +106,8 @@ def test_failures_and_retries_are_counted_and_said() -> None:
     tracker.epoch_done(an_epoch(Epoch=2, failedTaskCount=3, Retries=2, ValidationLoss=4.5), [], None)
     training = tracker.status.training
     assert (training.retries, training.failed_tasks, training.validation_loss) == (2, 3, 4.5)
-    assert view.said[:3] == ["going on from step 10", "replica 1 is gone", "and again"]
-    assert "3 failed tasks, 2 retries" in view.said[3]
+    assert view.messages[:3] == ["going on from step 10", "replica 1 is gone", "and again"]
+    assert "3 failed tasks, 2 retries" in view.messages[3]
 
 
 def plain(status: Status) -> str:
@@ -133,7 +134,7 @@ def a_status() -> Status:
 
 
 def test_plain_lines_hold_every_figure_once_an_interval() -> None:
-    place = "epoch 1/2, round 1/2, step 2/20, 3:00 left"
+    place = "epoch 1/2, round 1/2, step 2/20, 0:03:00 left"
     figures = "loss 2.500, 1,333 tokens/s, data 0 %, exchange 0 %, overhead 10 %, 1 retry"
     assert plain(a_status()) == f"  {place}, {figures}\n"
 
@@ -150,7 +151,7 @@ def test_a_terminal_shows_the_bar_and_the_figures_and_leaves_only_what_was_said(
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=100, color_system=None)
     view = TerminalView(console)
-    view.say(Message(kind="note", text="[not markup]", time=0))
+    view.show_message(Message(kind="note", text="[not markup]", time=0))
     view.show(a_status())
     view._live.refresh()
     view.close()
@@ -172,8 +173,8 @@ def test_a_run_is_followed_by_its_file(tmp_path: Path) -> None:
     tracker.step_done(StepProgress(step=7, loss=1.5, tokens=10, phases={}))
     tracker.note("half way")
     assert watch(run, view, interval_seconds=0.1, once=True) is None
-    assert view.said[:2] == ["Preparing the text", "half way"]
-    assert view.said[2].startswith("epoch 1/2, round 2/2, step 7/20")
+    assert view.messages[:2] == ["Preparing the text", "half way"]
+    assert view.messages[2].startswith("epoch 1/2, round 2/2, step 7/20")
     assert not view.is_open
     run.write_text("config.json", "{}")  # or else it is a run that never began
     assert view.shown[-1].training.step == 7
@@ -219,7 +220,7 @@ def test_a_run_whose_process_was_killed_is_not_waited_for(tmp_path: Path) -> Non
     (tmp_path / STATUS).write_text(gone.model_dump_json())
     view = Remembers()
     assert watch(Folder(str(tmp_path)), view, interval_seconds=0.1) is None
-    assert f"its process {int(child.stdout)} is gone" in view.said[-1]
+    assert f"its process {int(child.stdout)} is gone" in view.messages[-1]
 
 
 def test_a_job_tells_a_tracker_all_that_it_shows(corpus_file: Path, tmp_path: Path) -> None:

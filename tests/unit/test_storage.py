@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from sparklm.errors import UserError
-from sparklm.storage import Folder, split_address, split_url
+from sparklm.storage import Folder, LiveFile, read_live, split_address, split_url
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -117,3 +118,33 @@ def test_addresses_split_into_folder_and_name() -> None:
     assert split_address("s3://bucket/a/model.zip") == (Folder("s3://bucket/a"), "model.zip")
     assert split_address("model.zip") == (Folder("."), "model.zip")
     assert split_address("/model.zip") == (Folder("/"), "model.zip")
+
+
+class Beat(BaseModel):
+    step: int
+
+
+def test_a_live_file_is_replaced_now_and_then_or_at_once_and_never_fails(tmp_path: Path) -> None:
+    now = [0.0]
+    folder = Folder(str(tmp_path))
+    live = LiveFile(folder, "live.json", every_seconds=5.0, clock=lambda: now[0])
+    seen = []
+    for step, urgent in enumerate([False, False, True, False, False]):
+        live.write(Beat(step=step), now=urgent)
+        seen.append(read_live(folder, "live.json", Beat).step)
+        now[0] += 3.0
+    assert seen == [0, 0, 2, 2, 4]
+    (tmp_path / "file").write_text("x")
+    LiveFile(Folder(str(tmp_path / "file")), "live.json", every_seconds=5.0).write(Beat(step=1))
+
+
+def test_a_live_file_that_is_missing_is_none_and_a_damaged_one_is_logged(
+    folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert read_live(folder, "live.json", Beat) is None
+    assert caplog.records == []
+    folder.write_text("live.json", '{"step": "far"}')
+    assert read_live(folder, "live.json", Beat) is None
+    (record,) = caplog.records
+    assert (record.levelname, record.message) == ("WARNING", "a live file is unreadable")
+    assert (record.file, record.problems) == (folder.address("live.json"), 1)

@@ -1,4 +1,4 @@
-"""A job as events of the log, for those who look at no display."""
+"""A job as events of the log, for those who watch no display."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _logger = logging.getLogger("sparklm.job")
 
 
 class LogView:
-    """A view: see progress.py."""
+    """A view: the log under `sparklm.job`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._next = clock, clock() + _PROGRESS_SECONDS
@@ -27,10 +27,10 @@ class LogView:
         self._next = self._clock() + _PROGRESS_SECONDS
         _logger.info("progress", extra=training.model_dump(exclude_none=True))
 
-    def say(self, message: Message) -> None:
-        """Log what was said, with its figures where it has any."""
+    def show_message(self, message: Message) -> None:
+        """Log a message, with its figures where it has any."""
         level = logging.WARNING if message.kind == "warning" else logging.INFO
         _logger.log(level, _EVENTS[message.kind], extra=dict(message.figures) or {"text": message.text})
 
     def close(self) -> None:
-        """There is nothing to take away."""
+        """There is nothing to clear."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 
 from rich.console import Console
 from rich.live import Live
@@ -25,7 +26,7 @@ def console_view(console: Console) -> View:
 
 
 class TerminalView:
-    """What is said, and below it, always on the last lines, how the job stands."""
+    """Messages, and below them, always on the last lines, how the job stands."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -37,12 +38,12 @@ class TerminalView:
         """Redraw the last lines."""
         self._live.update(self._draw(status))
 
-    def say(self, message: Message) -> None:
+    def show_message(self, message: Message) -> None:
         """Print above them."""
         _print(self._live.console, message)
 
     def close(self) -> None:
-        """Take the last lines away."""
+        """Clear the last lines."""
         self._live.stop()
 
     def _draw(self, status: Status) -> Table | Text:
@@ -81,16 +82,16 @@ class PlainView:
             self._next = self._clock() + _PLAIN_SECONDS
             self._console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
 
-    def say(self, message: Message) -> None:
+    def show_message(self, message: Message) -> None:
         """Print it."""
         _print(self._console, message)
 
     def close(self) -> None:
-        """There is nothing to take away."""
+        """There is nothing to clear."""
 
 
 def describe(status: Status) -> str:
-    """Say in a line how far a job is; nothing where there is nothing to count."""
+    """How far a job is, in a line; empty where there is nothing to count."""
     if status.tasks is not None:
         title, done, total = status.tasks
         return f"{title}: {done}/{total} tasks"
@@ -114,7 +115,7 @@ def _place(training: Training) -> str:
 
 
 def _steps(training: Training) -> str:
-    left = "" if training.seconds_left is None else f", {_duration(training.seconds_left)} left"
+    left = "" if training.seconds_left is None else f", {timedelta(seconds=round(training.seconds_left))} left"
     return f"step {training.step}/{training.total_steps}{left}"
 
 
@@ -135,16 +136,3 @@ def _figures(training: Training) -> list[str]:
     if training.retries:
         figures.append("1 retry" if training.retries == 1 else f"{training.retries} retries")
     return figures
-
-
-def _duration(seconds: float) -> str:
-    """Give a time as people read it.
-
-    >>> _duration(59), _duration(3725), _duration(200_000)
-    ('0:59', '1:02:05', '2 days 7:33:20')
-    """
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    clock = f"{hour}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
-    return f"{days} days {clock}" if days else clock

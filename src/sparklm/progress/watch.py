@@ -17,18 +17,18 @@ _SILENT_SECONDS = 60.0
 
 
 def watch(run: Folder, view: View, *, interval_seconds: float, once: bool = False) -> Outcome | None:
-    """Show a run until it is over; say how it ended, None when it was only looked at once, or its process is gone."""
-    said, warned_at = 0, 0.0
+    """Show a run until it is over. Returns how it ended; None when it was shown once, or its process is gone."""
+    shown, warned_at = 0, 0.0
     try:
         status = _first_status(run)
         while True:
-            new = min(status.num_messages - said, len(status.messages))
+            new = min(status.num_messages - shown, len(status.messages))
             for message in status.messages[len(status.messages) - new :]:
-                view.say(message)
-            said = status.num_messages
+                view.show_message(message)
+            shown = status.num_messages
             view.show(status)
             if once:
-                view.say(Message(kind="note", text=describe(status) or status.stage, time=time.time()))
+                view.show_message(Message(kind="note", text=describe(status) or status.stage, time=time.time()))
             if status.outcome is not None or once:
                 return status.outcome
             if _is_gone(status):
@@ -37,7 +37,7 @@ def watch(run: Folder, view: View, *, interval_seconds: float, once: bool = Fals
             silent = time.time() - status.updated
             if silent > _SILENT_SECONDS and warned_at != status.updated:
                 warned_at = status.updated
-                _warn(view, f"nothing was heard from {status.host} for {silent:.0f} s")
+                _warn(view, f"no news from {status.host} for {silent:.0f} s")
             time.sleep(interval_seconds)
             status = read_status(run) or status
     finally:
@@ -53,7 +53,7 @@ def _first_status(run: Folder) -> Status:
 
 
 def _is_gone(status: Status) -> bool:
-    """Whether the process has ended without a word; known only of this machine's."""
+    """Whether the process has ended without writing so; known only of this machine's."""
     if status.host != socket.gethostname():
         return False
     with contextlib.suppress(PermissionError):
@@ -65,4 +65,4 @@ def _is_gone(status: Status) -> bool:
 
 
 def _warn(view: View, text: str) -> None:
-    view.say(Message(kind="warning", text=text, time=time.time()))
+    view.show_message(Message(kind="warning", text=text, time=time.time()))

@@ -1,0 +1,66 @@
+"""The command line. Every command is a thin layer in a module of its own: read the arguments, call the library, print.
+
+Results go to stdout, progress and messages to stderr. Exit codes: 0 done, 2 the user's input is wrong, 1 anything
+else. Heavy imports happen inside the commands, so that `sparklm --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from typing import Annotated
+
+import typer
+
+from sparklm import __version__, logs
+from sparklm.cli import config, doctor, embed, evaluate, generate, predict, prepare, report, train, watch
+from sparklm.errors import JobError, UserError
+
+_logger = logging.getLogger(__name__)
+COMMANDS: Mapping[str, Callable[..., None]] = {
+    "train": train.train,
+    "prepare": prepare.prepare,
+    "embed": embed.embed,
+    "generate": generate.generate,
+    "predict": predict.predict,
+    "evaluate": evaluate.evaluate,
+    "report": report.report,
+    "watch": watch.watch,
+    "config": config.show_config,
+    "doctor": doctor.doctor,
+}
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train a language model from raw text, on this machine or an Apache Spark cluster, and use it.",
+)
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command)
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        print(f"sparklm {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; turn what users did wrong into one message and exit code 2."""
+    try:
+        app()
+    except (UserError, JobError) as error:
+        if logs.is_json():
+            _logger.error("the run ends", extra={"error": type(error).__name__, "reason": str(error)})
+        else:
+            print(f"sparklm: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UserError) else 1)
+    except Exception:
+        if not logs.is_json():
+            raise
+        _logger.exception("the run ends")
+        sys.exit(1)

@@ -1,0 +1,32 @@
+"""`sparklm config`."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from sparklm.cli.options import Assignments, ConfigFile, Corpus, Json, Master, Preset, resolve_settings
+
+
+def show_config(
+    corpus: Corpus = None,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    preset: Preset = None,
+    master: Master = None,
+    as_json: Json = False,
+) -> None:
+    """Show every setting, its value and its origin."""
+    from sparklm.config.resolve import describe
+
+    resolution = resolve_settings(preset, config, assignments, {"data.corpus": corpus, "spark.master": master})
+    settings = describe(resolution)
+    if as_json:
+        print(json.dumps({key: {"value": value, "source": source} for key, value, source, _ in settings}, indent=2))
+        return
+    rows = [(key, json.dumps(value), source, text) for key, value, source, text in settings]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for row in rows:
+        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]).rstrip())
+    for note in resolution.notes:
+        print(f"note: {note}", file=sys.stderr)

@@ -1,0 +1,109 @@
+"""`sparklm embed`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sparklm.cli.options import (
+    Assignments,
+    ConfigFile,
+    Master,
+    check_placement,
+    print_note,
+    program_name,
+    resolve_settings,
+    started_placement,
+)
+from sparklm.errors import UserError
+
+if TYPE_CHECKING:
+    from sparklm.config import Config
+    from sparklm.embeddings.files import Embeddings
+    from sparklm.text.shards import Dataset
+
+_DEFAULT_SIZE = 100
+
+
+def embed(
+    dataset: Annotated[str, typer.Argument(metavar="DATASET", help="A prepared dataset.")],
+    out: Annotated[
+        str, typer.Option("--out", metavar="FILE", help="Where the embeddings go; what is there already is looked at.")
+    ] = "embeddings.safetensors",
+    kind: Annotated[
+        str | None, typer.Option("--kind", metavar="KIND", help="word2vec (default), random, or a file of embeddings.")
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option("--size", min=1, help=f"Size of a vector, default {_DEFAULT_SIZE}.")
+    ] = None,
+    neighbours: Annotated[
+        list[str] | None,
+        typer.Option("--neighbours", metavar="WORD", help="Print the tokens nearest to this one; may be repeated."),
+    ] = None,
+    top: Annotated[int, typer.Option("--top", min=1, help="How many neighbours to print.")] = 10,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    master: Master = None,
+) -> None:
+    """Make a vector for every token of a dataset, and look at them."""
+    from sparklm.embeddings.files import find_token, read_embeddings
+    from sparklm.storage import Folder, split_address
+    from sparklm.text.shards import Dataset
+
+    if not out.endswith(".safetensors"):
+        raise UserError(f"--out {out}: embeddings are written as safetensors; let the name end in .safetensors")
+    folder, name = split_address(out)
+    is_there = folder.exists(name)
+    if is_there and (kind or size or assignments or config):
+        raise UserError(f"{out} is there already; choose another --out, or leave out the settings to look at it")
+    opened = Dataset(Folder(dataset))
+    tokens = [find_token(opened.tokenizer, word) for word in neighbours or []]
+    if is_there:
+        embeddings = read_embeddings(out, opened.tokenizer)
+    else:
+        flags = {"data.embeddings": kind, "spark.master": master}
+        resolved = resolve_settings(None, config, assignments, flags).config
+        embeddings = _make_embeddings(resolved, size or _DEFAULT_SIZE, opened, out)
+    for note in embeddings.notes:
+        print_note(note)
+    _print_neighbours(opened, embeddings, tokens, top)
+    if not is_there:
+        rows, columns = embeddings.vectors.shape
+        print(f"{rows:,} vectors of size {columns}\n  {out}")
+        print(f"next: {program_name()} train {dataset} --set data.embeddings={out} --set model.width={columns}")
+
+
+def _make_embeddings(config: Config, size: int, dataset: Dataset, out: str) -> Embeddings:
+    """Make the embeddings that the settings ask for, and write them; only Word2Vec is work for Spark."""
+    from sparklm.embeddings.files import make_embeddings, write_embeddings
+    from sparklm.storage import split_address
+
+    folder, name = split_address(out)
+    work, kind = folder / f".{name}.work", config.data.embeddings or "word2vec"
+    folder.check_writable()
+    if kind != "word2vec":
+        config = config.model_copy(update={"spark": config.spark.model_copy(update={"master": "none"})})
+    check_placement(config)
+    with started_placement(config) as placement:
+        embeddings = make_embeddings(kind, size, config, dataset, work, placement.run_tasks, _show_round)
+    write_embeddings(folder, name, embeddings.vectors)
+    work.remove()
+    return embeddings
+
+
+def _print_neighbours(dataset: Dataset, embeddings: Embeddings, tokens: Sequence[int], top: int) -> None:
+    from sparklm.embeddings.files import nearest_tokens
+
+    for token in tokens:
+        print(f"nearest to {json.dumps(dataset.tokenizer.token_text(token), ensure_ascii=False)}:")
+        for other, cosine in nearest_tokens(embeddings.vectors, token, top):
+            print(f"  {cosine:6.3f}  {json.dumps(dataset.tokenizer.token_text(other), ensure_ascii=False)}")
+
+
+def _show_round(done: int, total: int) -> None:
+    end = "\n" if done == total or not sys.stderr.isatty() else "\r"
+    print(f"sparklm: word2vec, round {done} of {total}", end=end, file=sys.stderr, flush=True)

@@ -1,0 +1,129 @@
+"""What commands share: the options that several have, the settings made of them, and the place where work runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from sparklm.config import Config
+    from sparklm.config.resolve import Resolution
+    from sparklm.placement.in_process import Placement
+
+# Importing the tables would load pydantic for every --help; a test holds these texts to the tables.
+PRESET_NAMES = "gpt-tiny (default), gpt-small, gpt-124m, s0-lstm, s1-dense, …"
+FORMAT_NAMES = "text, lines, tokens, jsonl, csv, parquet"
+
+Corpus = Annotated[
+    str | None,
+    typer.Argument(metavar="CORPUS", help="Text file, folder, glob or prepared dataset; none = the built-in sample."),
+]
+ConfigFile = Annotated[
+    str | None, typer.Option("-c", "--config", metavar="FILE", help="Settings in .conf (HOCON), .yaml, .toml or .json.")
+]
+Assignments = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; may be given many times.")
+]
+Preset = Annotated[str | None, typer.Option("--preset", metavar="NAME", help=f"Starting point: {PRESET_NAMES}")]
+Master = Annotated[
+    str | None,
+    typer.Option(
+        "--master", metavar="MASTER", help="Spark master, default local[*]; 'none' = in this process, without Java."
+    ),
+]
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A model.zip, or the folder of a run or of an unpacked model.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+TextColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--text-column", metavar="NAME", help="Which field of jsonl, csv or parquet is the text; default text."
+    ),
+]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="NAME",
+        help=f"{FORMAT_NAMES}, or one that Spark reads (orc, delta, …); default: by name.",
+    ),
+]
+Table = Annotated[
+    str | None, typer.Option("--table", metavar="DB.NAME", help="A table of Spark's catalog instead of a corpus.")
+]
+
+
+def source_flags(
+    corpus: str | None, text_column: str | None, data_format: str | None, table: str | None
+) -> dict[str, object]:
+    """The settings that say where the text comes from."""
+    return {"data.corpus": corpus, "data.text_column": text_column, "data.format": data_format, "data.table": table}
+
+
+def resolve_settings(
+    preset: str | None,
+    config: str | None,
+    assignments: list[str] | None,
+    flags: Mapping[str, object],
+    resumed_run: str | None = None,
+) -> Resolution:
+    """All settings: from the defaults, or, to resume a run, from its own, with what may change on top."""
+    from sparklm.config.resolve import resolve
+    from sparklm.storage import Folder
+
+    base = None
+    if resumed_run is not None:
+        from sparklm.training.run import read_run
+
+        base = (f"run {resumed_run}", read_run(Folder(resumed_run)).config)
+    return resolve(base=base, preset=preset, config_file=config, assignments=assignments or (), flags=flags)
+
+
+def check_placement(config: Config) -> None:
+    """Find out at once, before anything is imported or started, that the work cannot run where it is to run."""
+    if config.spark.master == "none":
+        from sparklm.training.replica import check_precision, choose_device
+
+        check_precision(config.training.precision, choose_device(config.training.device))
+    else:
+        from sparklm.spark.session import check_java, check_master
+
+        check_master(config.spark.master)
+        check_java()
+
+
+@contextmanager
+def started_placement(config: Config) -> Iterator[Placement]:
+    """The place where work runs, stopped at the end."""
+    placement: Placement
+    if config.spark.master == "none":
+        from sparklm.placement.in_process import InProcess
+
+        placement = InProcess()
+    else:
+        from sparklm.spark.placement import OnSpark
+
+        placement = OnSpark(config.spark)
+    try:
+        yield placement
+    finally:
+        placement.stop()
+
+
+def program_name() -> str:
+    """What to type for this program: its name where the shell finds it, else the path it was started by."""
+    name = os.path.basename(sys.argv[0])
+    return "sparklm" if name != "sparklm" or shutil.which("sparklm") else os.path.relpath(sys.argv[0])
+
+
+def print_note(note: str | None) -> None:
+    """Print to standard error, if there is anything to print."""
+    if note is not None:
+        print(f"sparklm: {note}", file=sys.stderr)

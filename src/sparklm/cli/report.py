@@ -1,0 +1,40 @@
+"""`sparklm report`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def report(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="A run folder; several are compared.")],
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out", metavar="FILE", help="Where the page goes; default report.html in the run, or, of several, here."
+        ),
+    ] = None,
+) -> None:
+    """Show a run, or compare several, as text and as a page.
+
+    The run may be finished or not. The page has charts, and is one HTML file that needs no network.
+    """
+    from sparklm.report.comparison import comparison_text
+    from sparklm.report.facts import gather_facts
+    from sparklm.report.page import page_of
+    from sparklm.report.text import report_text
+    from sparklm.storage import Folder, split_address
+    from sparklm.training.run import REPORT
+
+    folders = [Folder(run) for run in runs]
+    all_facts = [gather_facts(folder) for folder in folders]
+    if len(folders) == 1:
+        print(report_text(folders[0]))
+        address = out or folders[0].address(REPORT)
+    else:
+        print(comparison_text(all_facts))
+        address = out or REPORT
+    place, name = split_address(address)
+    place.write_text(name, page_of(all_facts))
+    print(f"\n  {address}")
