@@ -51,7 +51,8 @@ from sparklm.config import CleaningConfig, Config, DataConfig, SparkConfig
 from sparklm.config.resolve import resolve
 from sparklm.embeddings.files import RunTasks
 from sparklm.models.registry import count_parameters
-from sparklm.placement.in_process import InProcess, Placement, usable_cores
+from sparklm.placement.in_process import InProcess, usable_cores
+from sparklm.placement.protocol import Placement
 from sparklm.progress.tracker import Tracker
 from sparklm.spark.placement import OnSpark
 from sparklm.spark.tasks import Watch

@@ -36,7 +36,8 @@ from sparklm.config import CleaningConfig, Config, DataConfig, SparkConfig
 from sparklm.config.resolve import resolve
 from sparklm.errors import TrainingDivergedError
 from sparklm.models.registry import count_parameters
-from sparklm.placement.in_process import InProcess, Placement
+from sparklm.placement.in_process import InProcess
+from sparklm.placement.protocol import Placement
 from sparklm.progress.tracker import Tracker
 from sparklm.storage import Folder
 from sparklm.text.prepare import prepare

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,13 +16,14 @@ from sparklm import job
 from sparklm.config import Config
 from sparklm.config.resolve import resolve
 from sparklm.job import JobResult
-from sparklm.placement.in_process import InProcess, Placement
+from sparklm.placement.in_process import InProcess
+from sparklm.placement.protocol import EpochWork, Placement
+from sparklm.progress.watcher import Watcher
 from sparklm.storage import Folder
 from sparklm.text.windows import WindowPlan
 from sparklm.training.metrics import EpochRecord
 from sparklm.training.phases import StepProgress
 from sparklm.training.records import EpochSample, StepRecord
-from sparklm.training.sync.rounds import Round
 
 if TYPE_CHECKING:
     from sparklm.spark.placement import OnSpark
@@ -38,11 +40,11 @@ TINY = (
     "training.checkpoint_every_steps=7",
     "generation.max_new_tokens=8",
 )
-# Two replicas by each way of meeting; rounds end in the middle of epochs and at their ends.
+# Two replicas by each strategy; rounds end in the middle of epochs and at their ends.
 STRATEGIES = {
     "allreduce": ("distributed.replicas=2", "distributed.strategy=allreduce"),
     "averaging": ("distributed.replicas=2", "distributed.strategy=averaging", "distributed.averaging_frequency=3"),
-    "averaging, own optimisers": (
+    "averaging, own state": (
         "distributed.replicas=2",
         "distributed.strategy=averaging",
         "distributed.averaging_frequency=3",
@@ -85,8 +87,8 @@ def heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-class SilentWatcher:
-    """Remembers what a job told."""
+class RecordingWatcher(Watcher):
+    """Remembers what a job reported."""
 
     def __init__(self) -> None:
         self.stages: list[str] = []
@@ -103,9 +105,6 @@ class SilentWatcher:
 
     def training_starts(self, step: int, plan: WindowPlan) -> None:
         self.first_step = step
-
-    def epoch_starts(self, epoch: int, rounds: Sequence[Round], seconds_before: float) -> None:
-        pass
 
     def step_done(self, progress: StepProgress) -> None:
         self.steps.append(progress.step)
@@ -139,13 +138,21 @@ def tiny_config(corpus: Path | None, *more: str) -> Config:
 
 def run_job(
     config: Config,
-    run: Path,
+    run: Path | Folder,
     placement: Placement | None = None,
-    watcher: SilentWatcher | None = None,
+    watcher: Watcher | None = None,
     keep_text: bool = False,
 ) -> JobResult:
-    folder = Folder(str(run))
-    return job.train(config, folder, placement or InProcess(), watcher or SilentWatcher(), keep_text=keep_text)
+    """Run a job on a placement that is started already."""
+    chosen = placement or InProcess()
+
+    @contextmanager
+    def start(watcher: Watcher) -> Iterator[Placement]:
+        chosen.watcher = watcher
+        yield chosen
+
+    folder = run if isinstance(run, Folder) else Folder(str(run))
+    return job.train(config, folder, start, watcher or RecordingWatcher(), keep_text=keep_text)
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
@@ -172,20 +179,27 @@ def on_spark() -> Iterator[OnSpark]:
     placement.stop()
 
 
-class DiesAfterOnSpark:
-    """A Spark placement whose cluster goes away after some rounds."""
+class DiesAfter:
+    """A placement whose machines go away after some rounds."""
 
-    def __init__(self, placement: OnSpark, rounds: int) -> None:
-        self._placement, self._left = placement, rounds
+    def __init__(self, rounds: int, placement: Placement | None = None) -> None:
+        self._placement, self._left = placement or InProcess(), rounds
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._placement, name)
 
-    def train(self, run, config, rounds, watcher, protect):
+    @property
+    def watcher(self) -> Watcher:
+        return self._placement.watcher
+
+    @watcher.setter
+    def watcher(self, watcher: Watcher) -> None:
+        self._placement.watcher = watcher
+
+    def train(self, run, rounds, protect):
         done = rounds[: self._left]
-        if done:
-            self._placement.train(run, config, done, watcher, protect)
+        work = self._placement.train(run, done, protect) if done else EpochWork()
         self._left -= len(done)
         if len(done) < len(rounds):
-            raise ConnectionError("the cluster is gone")
-        return 0
+            raise ConnectionError("the machines are gone")
+        return work

@@ -17,7 +17,7 @@ from sparklm.errors import JobError
 from sparklm.storage import Folder
 from sparklm.training.heartbeat import Beat
 from sparklm.training.metrics import read_metrics
-from tests.conftest import STRATEGIES, SilentWatcher, run_job, tiny_config
+from tests.conftest import STRATEGIES, RecordingWatcher, run_job, tiny_config
 from tests.harm import harm, kill
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def test_a_replica_that_is_lost_is_replaced_and_the_bits_stay(
     step: int,
 ) -> None:
     settings = (*STRATEGIES["diloco"], *LONGER, f"distributed.exchange={exchange}", patience(act))
-    watcher = SilentWatcher()
+    watcher = RecordingWatcher()
     with harm(tmp_path / "run", replica, step, act) as done:
         run_job(tiny_config(corpus_file, *settings), tmp_path / "run", on_spark, watcher)
     assert done, "nobody was harmed"

@@ -21,7 +21,7 @@ from sparklm.storage import Folder
 from sparklm.training.metrics import read_metrics
 from sparklm.training.records import STEPS, StepRecord, read_lines
 from sparklm.training.run import RunRecord, read_run
-from tests.conftest import SilentWatcher, run_job, tiny_config
+from tests.conftest import RecordingWatcher, run_job, tiny_config
 from tests.run_history import RECORD, epoch_record, epoch_sample, step_records, write_history
 
 PROGRAM = Path(__file__).parents[2] / ".venv-mlflow" / "bin" / "mlflow"
@@ -177,7 +177,7 @@ def test_a_finished_run_is_there_with_all_that_it_left(server: Server, tmp_path:
 def test_a_training_tells_both_programs_of_itself(server: Server, corpus_file: Path, tmp_path: Path) -> None:
     config = tiny_config(corpus_file, "output.tensorboard=true", f"output.mlflow={server.uri}")
     run = Folder(str(tmp_path / "run"))
-    watcher = SilentWatcher()
+    watcher = RecordingWatcher()
     run_job(config, tmp_path / "run", watcher=watcher)
     found = only_run(server, read_run(run))
     assert found.info.status == "FINISHED"

@@ -9,7 +9,7 @@ import pytest
 
 from sparklm.storage import Folder
 from sparklm.training.metrics import read_metrics
-from tests.conftest import STRATEGIES, SilentWatcher, run_job, tiny_config
+from tests.conftest import STRATEGIES, RecordingWatcher, run_job, tiny_config
 
 if TYPE_CHECKING:
     from sparklm.spark.placement import OnSpark
@@ -26,7 +26,7 @@ def test_storage_and_collective_give_the_bits_of_one_process(
     run_job(config, tmp_path / "here")
     expected = (tmp_path / "here" / "model.zip").read_bytes()
     for exchange in ("storage", "collective"):
-        watcher = SilentWatcher()
+        watcher = RecordingWatcher()
         config = tiny_config(corpus_file, *shared, f"distributed.exchange={exchange}")
         run_job(config, tmp_path / exchange, on_spark, watcher)
         assert (tmp_path / exchange / "model.zip").read_bytes() == expected, exchange

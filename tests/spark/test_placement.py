@@ -20,7 +20,7 @@ from sparklm.spark.session import check_java, start_session
 from sparklm.spark.tasks import run_tasks
 from sparklm.storage import Folder
 from sparklm.training.metrics import read_metrics
-from tests.conftest import SENTENCES, TINY, DiesAfterOnSpark, SilentWatcher, heed_interrupts, run_job, tiny_config
+from tests.conftest import SENTENCES, TINY, DiesAfter, RecordingWatcher, heed_interrupts, run_job, tiny_config
 
 pytestmark = pytest.mark.spark
 
@@ -42,8 +42,8 @@ def test_a_run_begun_on_spark_ends_here_with_the_same_bytes(
 ) -> None:
     config = tiny_config(corpus_file)
     with pytest.raises(ConnectionError):
-        run_job(config, tmp_path / "run", DiesAfterOnSpark(on_spark, rounds=2))
-    watcher = SilentWatcher()
+        run_job(config, tmp_path / "run", DiesAfter(rounds=2))
+    watcher = RecordingWatcher()
     run_job(config, tmp_path / "run", watcher=watcher)
     assert watcher.first_step == 14
     assert (tmp_path / "run" / "model.zip").read_bytes() == (finished_run / "model.zip").read_bytes()
@@ -103,7 +103,7 @@ def test_progress_arrives_while_a_task_works(on_spark: OnSpark, corpus_file: Pat
         "training.batch_size=4",
         "data.stride=1",
     )
-    watcher = SilentWatcher()
+    watcher = RecordingWatcher()
     run_job(config, tmp_path / "run", on_spark, watcher)
     assert len(set(watcher.steps)) > 1
     assert watcher.steps == sorted(watcher.steps)

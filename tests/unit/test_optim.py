@@ -23,7 +23,7 @@ from sparklm.training.optim import build_optimizer, learning_rate
 from sparklm.training.replica import check_precision
 from sparklm.training.run import latest_step
 from sparklm.training.sync.rounds import Round, plan_rounds
-from tests.conftest import SilentWatcher, run_job, tiny_config
+from tests.conftest import RecordingWatcher, run_job, tiny_config
 from tests.unit.test_training import DiesAfter
 
 
@@ -50,7 +50,7 @@ def test_a_run_cut_off_goes_on_to_the_same_bits(settings: tuple[str, ...], corpu
         with pytest.raises(ConnectionError):
             run_job(config, run, DiesAfter(survived))
         _warm.clear()  # nothing may hang on a replica that is still in memory
-        watcher = SilentWatcher()
+        watcher = RecordingWatcher()
         run_job(config, run, watcher=watcher)
         assert watcher.first_step > 0
         assert (run / "model.zip").read_bytes() == (tmp_path / "whole" / "model.zip").read_bytes(), survived

@@ -1,4 +1,4 @@
-"""Replicas that meet: the arithmetic against a naive one, and the same bits whichever way they meet."""
+"""Replicas that sync: the arithmetic against a naive one, and the same bits whichever way they sync."""
 
 from __future__ import annotations
 
@@ -12,41 +12,42 @@ from hypothesis import strategies as st
 
 from sparklm.config.resolve import resolve
 from sparklm.errors import TrainingDivergedError, UserError
+from sparklm.models.build import build_model
 from sparklm.models.model_zip import load_model
 from sparklm.models.objectives import batch_loss
-from sparklm.models.registry import build_model
-from sparklm.placement.in_process import InProcess, Placement
+from sparklm.placement.in_process import InProcess
+from sparklm.placement.protocol import EpochWork, Placement
 from sparklm.storage import Folder
 from sparklm.text.windows import WindowPlan
-from sparklm.training.checkpoint.cache import new_replica
-from sparklm.training.checkpoint.commit import committed_steps, read_commit, step_folder
+from sparklm.training.checkpoint.commit import committed_steps, latest_step, read_commit, step_folder
 from sparklm.training.metrics import read_metrics
-from sparklm.training.optim import build_optimizer, learning_rate
+from sparklm.training.optim import build_optimizer
 from sparklm.training.phases import StepProgress
 from sparklm.training.records import STEPS, StepRecord, read_lines
-from sparklm.training.run import latest_step, make_plan, read_run
-from sparklm.training.sync import storage as by_storage
-from sparklm.training.sync.choose import Cluster, choose_exchange
-from sparklm.training.sync.codec import BLOCK, Codec, ordered_mean, slice_bounds
+from sparklm.training.replica import Replica
+from sparklm.training.run import make_plan, read_run
+from sparklm.training.schedule import learning_rate
+from sparklm.training.sync import storage
+from sparklm.training.sync.choose import SyncLimits, choose_exchange
+from sparklm.training.sync.codec import BLOCK, Codec, ErrorFeedback, ordered_mean, slice_bounds
 from sparklm.training.sync.rounds import plan_rounds
 from sparklm.training.sync.storage import round_task, train_by_storage
-from tests.conftest import STRATEGIES, SilentWatcher, run_job, tiny_config
+from tests.conftest import STRATEGIES, RecordingWatcher, run_job, tiny_config
 
 
 class ByStorage(InProcess):
-    """Meets by storage without Spark: the tasks run here, one after another, in whatever order is asked for."""
+    """Syncs by storage without Spark: the tasks run here, one after another, in whatever order is asked for."""
 
     def __init__(self, order=lambda numbers: numbers) -> None:
         super().__init__()
         self.order = order
 
-    def train(self, run, config, rounds, watcher, protect):
+    def train(self, run, rounds, protect):
         def run_tasks(work, orders, title):
             answers = {number: work(orders[number]) for number in self.order(range(len(orders)))}
             return [answers[number] for number in range(len(orders))]
 
-        train_by_storage(run, config, rounds, run_tasks, protect=protect)
-        return 0
+        return EpochWork(reduce_seconds=train_by_storage(run, rounds, run_tasks, protect=protect))
 
 
 def model_bytes(config, run: Path, placement=None, watcher=None) -> bytes:
@@ -57,10 +58,9 @@ def model_bytes(config, run: Path, placement=None, watcher=None) -> bytes:
 def naive_training(config, run: Path) -> dict[str, torch.Tensor]:
     """All replicas in one plain loop, written without any of the code under test but the model and the optimiser."""
     torch.set_num_threads(1)
-    record = read_run(Folder(str(run)))
-    dataset = record.open_dataset(Folder(str(run)))
+    dataset = read_run(Folder(str(run))).open_dataset()
     plan, size = make_plan(config, dataset), config.data.window_size
-    weights = new_replica(Folder(str(run)), record).model.state_dict()
+    weights = Replica(read_run(Folder(str(run)))).model.state_dict()
     distributed, replicas = config.distributed, config.distributed.replicas
     models = [build_model(config, dataset.manifest.vocab_size) for _ in range(replicas)]
     for model in models:
@@ -99,7 +99,7 @@ def naive_training(config, run: Path) -> dict[str, torch.Tensor]:
                 start[number] = start[number] - change
                 for weight in weights_of_all:
                     weight.copy_(start[number])
-            if distributed.gives_optimizer:
+            if distributed.strategy == "averaging" and distributed.average_optimizer:
                 states = [optimizer.tensors(model) for model, optimizer in zip(models, optimizers, strict=True)]
                 for name in states[0]:
                     mean = sum(state[name] for state in states) / replicas
@@ -124,25 +124,22 @@ def test_a_strategy_computes_what_a_plain_loop_computes(
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("more", [(), ("distributed.compress=int8", "training.ema_decay=0.9", "model.dropout=0.2")])
-def test_meeting_by_storage_gives_the_bits_of_meeting_in_memory(
+def test_a_sync_by_storage_gives_the_bits_of_a_sync_in_memory(
     corpus_file: Path, tmp_path: Path, strategy: str, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_config(corpus_file, *STRATEGIES[strategy], *more, "distributed.replicas=3")
     expected = model_bytes(config, tmp_path / "memory")
     assert model_bytes(config, tmp_path / "without slices", ByStorage()) == expected
-    monkeypatch.setattr(by_storage, "_SMALLEST_SLICE", BLOCK)
-    monkeypatch.setattr(by_storage, "MOST_WITHOUT_SLICES", 1)
+    monkeypatch.setattr(storage, "_SMALLEST_SLICE", BLOCK)
+    monkeypatch.setattr(storage, "MOST_WITHOUT_SLICES", 1)
     assert model_bytes(config, tmp_path / "storage", ByStorage()) == expected
     assert model_bytes(config, tmp_path / "backwards", ByStorage(reversed)) == expected
     commit = read_commit(Folder(str(tmp_path / "storage")), latest_step(Folder(str(tmp_path / "storage"))))
     assert len(commit.mean) == 3, "the mean was taken in slices"
     records = [read_metrics(Folder(str(tmp_path / name))) for name in ("memory", "storage")]
-    for memory, storage in zip(*records, strict=True):
-        assert (memory.TrainingLoss, memory.ValidationLoss, memory.ExchangedBytes) == (
-            storage.TrainingLoss,
-            storage.ValidationLoss,
-            storage.ExchangedBytes,
-        )
+    for in_memory, stored in zip(*records, strict=True):
+        for column in ("TrainingLoss", "ValidationLoss", "ExchangedBytes"):
+            assert in_memory.figure(column) == stored.figure(column)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -171,7 +168,7 @@ def test_averaging_every_step_under_plain_sgd_is_allreduce(corpus_file: Path, tm
         torch.testing.assert_close(weights, models[1][name], rtol=1e-5, atol=1e-6)
 
 
-class StopsAfter(SilentWatcher):
+class StopsAfter(RecordingWatcher):
     """Someone who turns the machine off at a step."""
 
     def __init__(self, step: int) -> None:
@@ -230,18 +227,17 @@ def test_the_same_task_twice_at_once_does_no_harm(corpus_file: Path, tmp_path: P
     expected = model_bytes(config, tmp_path / "once")
 
     class Twice(InProcess):
-        def train(self, run, config, rounds, watcher, protect):
+        def train(self, run, rounds, protect):
             def run_tasks(work, orders, title):
                 answers = [[work(order) for order in orders] for _ in range(3)]
                 return [answers[number % 3][number] for number in range(len(orders))]  # any of them may win
 
-            train_by_storage(run, config, rounds, run_tasks, protect=protect)
-            return 0
+            return EpochWork(reduce_seconds=train_by_storage(run, rounds, run_tasks, protect=protect))
 
     assert model_bytes(config, tmp_path / "twice", Twice()) == expected
 
 
-def test_rounds_end_where_replicas_meet_and_where_epochs_end() -> None:
+def test_rounds_end_where_replicas_sync_and_where_epochs_end() -> None:
     plan = WindowPlan(num_windows=40, batch_size=2, num_replicas=2, epochs=2, seed=0)
     settings = ["distributed.replicas=2", "distributed.diloco_steps=4", "training.checkpoint_every_steps=7"]
     rounds = list(plan_rounds(plan, resolve(assignments=settings).config))
@@ -265,35 +261,34 @@ def test_what_is_exchanged_is_counted(corpus_file: Path, tmp_path: Path) -> None
         config = tiny_config(corpus_file, *STRATEGIES["diloco"], f"distributed.compress={compress}")
         sizes[compress] = run_job(config, tmp_path / compress).records[0].ExchangedBytes
     parameters = sum(weight.numel() for weight in load_model(str(tmp_path / "none")).model.parameters())
-    meetings = sum(round_.epoch == 0 for round_ in plan_rounds(new_plan(tmp_path / "none"), config))
-    assert sizes["none"] == meetings * 8 * parameters
-    assert sizes["fp16"] == meetings * 6 * parameters
-    assert meetings * 5 * parameters < sizes["int8"] < meetings * 5.02 * parameters
+    syncs = sum(round_.epoch == 0 for round_ in plan_rounds(new_plan(tmp_path / "none"), config))
+    assert sizes["none"] == syncs * 8 * parameters
+    assert sizes["fp16"] == syncs * 6 * parameters
+    assert syncs * 5 * parameters < sizes["int8"] < syncs * 5.02 * parameters
 
 
 def new_plan(run: Path) -> WindowPlan:
-    record = read_run(Folder(str(run)))
-    return make_plan(record.config, record.open_dataset(Folder(str(run))))
+    found = read_run(Folder(str(run)))
+    return make_plan(found.config, found.open_dataset())
 
 
-def test_a_damaged_gift_is_noticed(corpus_file: Path, tmp_path: Path) -> None:
+def test_a_damaged_contribution_is_noticed(corpus_file: Path, tmp_path: Path) -> None:
     config = tiny_config(corpus_file, *STRATEGIES["diloco"])
 
     class Damages(InProcess):
-        def train(self, run, config, rounds, watcher, protect):
+        def train(self, run, rounds, protect):
             def run_tasks(work, orders, title):
                 answers = [work(order) for order in orders]
                 if work is round_task:
-                    folder = step_folder(run, rounds[0].stop)
-                    name = next(name for name in folder.names() if name.startswith("given-0001"))
+                    folder = step_folder(run.folder, rounds[0].stop)
+                    name = next(name for name in folder.names() if name.startswith("contribution-0001"))
                     content = folder.read_bytes(name)
                     folder.write_bytes(name, content[:-1] + bytes([content[-1] ^ 1]))
                 return answers
 
-            train_by_storage(run, config, rounds, run_tasks, protect=protect)
-            return 0
+            return EpochWork(reduce_seconds=train_by_storage(run, rounds, run_tasks, protect=protect))
 
-    with pytest.raises(UserError, match=r"given-0001-.* does not fit its checksum"):
+    with pytest.raises(UserError, match=r"contribution-0001-.* does not fit its checksum"):
         run_job(config, tmp_path / "run", Damages())
 
 
@@ -311,9 +306,9 @@ def test_divergence_is_noticed_in_any_strategy(corpus_file: Path, tmp_path: Path
     st.floats(0, 1),
 )
 def test_slices_of_a_vector_decode_to_what_the_whole_decodes_to(
-    length: int, num_slices: int, kind: str, part: float
+    length: int, num_slices: int, wire_dtype: str, part: float
 ) -> None:
-    codec = Codec(kind=kind, num_lossy=int(part * length))
+    codec = Codec(wire_dtype=wire_dtype, num_lossy=int(part * length))
     vector = torch.randn(length, generator=torch.Generator().manual_seed(length)) * 0.01
     bounds = slice_bounds(length, num_slices)
     assert bounds[0][0] == 0
@@ -324,21 +319,18 @@ def test_slices_of_a_vector_decode_to_what_the_whole_decodes_to(
     whole = codec.round_trip(vector)
     assert torch.equal(torch.cat(decoded), whole)
     assert torch.equal(whole[codec.num_lossy :], vector[codec.num_lossy :])
-    error = {"none": 0.0, "fp16": 1e-3, "bf16": 8e-3, "int8": 0.005}[kind]
+    error = {"none": 0.0, "fp16": 1e-3, "bf16": 8e-3, "int8": 0.005}[wire_dtype]
     assert (whole - vector).abs().max() <= error * vector.abs().max() + 1e-7
     assert codec.encode(vector, 0).numel() == codec.encoded_bytes(length)
 
 
-def test_what_compression_loses_is_said_later() -> None:
-    codec = Codec(kind="int8", num_lossy=BLOCK)
+def test_what_compression_loses_is_contributed_later() -> None:
+    codec = Codec(wire_dtype="int8", num_lossy=BLOCK)
     truth = torch.randn(BLOCK, generator=torch.Generator().manual_seed(0))
-    unsaid, heard = torch.zeros(BLOCK), torch.zeros(BLOCK)
+    feedback, decoded = ErrorFeedback(codec), torch.zeros(BLOCK)
     for _ in range(50):
-        wanted = truth + unsaid
-        said = codec.round_trip(wanted)
-        unsaid = wanted - said
-        heard += said
-    assert (heard / 50 - truth).abs().max() < 1e-3 < (codec.round_trip(truth) - truth).abs().max()
+        decoded += feedback.compress(truth.clone())
+    assert (decoded / 50 - truth).abs().max() < 1e-3 < (codec.round_trip(truth) - truth).abs().max()
 
 
 def test_a_mean_is_taken_in_order() -> None:
@@ -348,10 +340,10 @@ def test_a_mean_is_taken_in_order() -> None:
 
 def exchange(*assignments: str, slots: int = 4, is_dynamic: bool = False, parameters: int = 10**6):
     config = resolve(assignments=assignments).config
-    return choose_exchange(config, Cluster(slots=slots, is_dynamic=is_dynamic), parameters, threads=1)
+    return choose_exchange(config, SyncLimits(slots=slots, is_dynamic=is_dynamic), parameters, threads=1)
 
 
-def test_the_way_to_meet_follows_from_the_length_of_rounds_and_the_cluster() -> None:
+def test_the_exchange_follows_from_the_length_of_rounds_and_the_cluster() -> None:
     assert exchange("distributed.replicas=1").kind == "storage"
     short = exchange("distributed.replicas=4", "distributed.strategy=allreduce")
     assert (short.kind, "too short for a Spark job each" in short.reason) == ("collective", True)
@@ -360,7 +352,7 @@ def test_the_way_to_meet_follows_from_the_length_of_rounds_and_the_cluster() -> 
     few = exchange("distributed.replicas=4", "distributed.strategy=allreduce", slots=3)
     assert few.kind == "storage"
     assert "there are 3 slots for 4 replicas" in few.reason
-    assert "diloco needs far fewer meetings" in few.reason
+    assert "diloco needs far fewer syncs" in few.reason
     dynamic = exchange("distributed.replicas=4", is_dynamic=True)
     assert dynamic.kind == "storage"
     assert "dynamicAllocation" in dynamic.reason
@@ -381,9 +373,9 @@ def test_a_resumed_run_is_supervised_as_its_new_session_says(corpus_file: Path, 
     seen = []
 
     class Notes(InProcess):
-        def train(self, run, config, rounds, watcher, protect):
-            seen.append(config.distributed.timeout_seconds)
-            return super().train(run, config, rounds, watcher, protect)
+        def train(self, run, rounds, protect):
+            seen.append(run.config.distributed.timeout_seconds)
+            return super().train(run, rounds, protect)
 
     with pytest.raises(ConnectionError):
         run_job(tiny_config(corpus_file), tmp_path / "run", Notes(), StopsAfter(8))
@@ -393,11 +385,11 @@ def test_a_resumed_run_is_supervised_as_its_new_session_says(corpus_file: Path, 
 
 @pytest.mark.parametrize("compress", ["fp16", "bf16", "int8"])
 def test_compression_does_not_hide_what_is_infinite(finished_run: Path, compress: str) -> None:
-    record = read_run(Folder(str(finished_run)))
+    run = read_run(Folder(str(finished_run)))
     distributed = {"replicas": 2, "strategy": "allreduce", "compress": compress}
-    config = record.config.model_copy(update={"distributed": record.config.distributed.model_copy(update=distributed)})
-    trainer = new_replica(Folder(str(finished_run)), record.model_copy(update={"config": config}))
-    for weight in trainer.model.parameters():
+    config = run.config.model_copy(update={"distributed": run.config.distributed.model_copy(update=distributed)})
+    replica = Replica(run.with_settings(config))
+    for weight in replica.model.parameters():
         weight.grad = torch.full_like(weight, float("inf"))
-    with pytest.raises(TrainingDivergedError, match="what this replica gives is no number"):
-        trainer.give()
+    with pytest.raises(TrainingDivergedError, match="the contribution of this replica is not finite"):
+        replica.strategy.contribute()

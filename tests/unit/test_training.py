@@ -18,57 +18,43 @@ from sparklm.config.resolve import resolve
 from sparklm.errors import TrainingDivergedError, UserError
 from sparklm.evaluation import evaluate_corpus
 from sparklm.models.model_zip import load_model
-from sparklm.placement.in_process import InProcess
 from sparklm.storage import Folder
 from sparklm.text.windows import WindowPlan
-from sparklm.training.checkpoint.cache import replica_at
 from sparklm.training.checkpoint.commit import (
     CHECKPOINTS,
     committed_steps,
-    load_shared,
+    latest_step,
     prune_checkpoints,
     read_commit,
     step_folder,
 )
+from sparklm.training.checkpoint.files import load_tensors
+from sparklm.training.device import choose_device
 from sparklm.training.fit import should_stop
 from sparklm.training.heartbeat import Heartbeat, read_beat
 from sparklm.training.metrics import CpuMeter, EpochRecord, read_metrics
-from sparklm.training.optim import learning_rate
 from sparklm.training.phases import PHASES, StepProgress
 from sparklm.training.records import SAMPLES, STEPS, EpochSample, StepRecord, read_lines, write_lines
-from sparklm.training.replica import Trainer, choose_device
-from sparklm.training.run import latest_step, read_run
-from sparklm.training.sync.in_memory import AllHere, train_together
+from sparklm.training.replica import Replica
+from sparklm.training.run import read_run
+from sparklm.training.schedule import learning_rate
+from sparklm.training.sync.finish import resume_replica
+from sparklm.training.sync.in_memory import LocalGroup, train_in_memory
 from sparklm.training.sync.rounds import Round, plan_rounds
-from tests.conftest import SENTENCES, THE_21_COLUMNS, SilentWatcher, run_job, tiny_config
+from tests.conftest import SENTENCES, THE_21_COLUMNS, DiesAfter, RecordingWatcher, run_job, tiny_config
 
 
-class DiesAfter(InProcess):
-    """Stands in for a machine that goes away: it does some rounds, then no more."""
-
-    def __init__(self, rounds: int) -> None:
-        self.left = rounds
-
-    def train(self, run, config, rounds, watcher, protect):
-        done = rounds[: self.left]
-        super().train(run, config, done, watcher, protect)
-        self.left -= len(done)
-        if len(done) < len(rounds):
-            raise ConnectionError("the machine is gone")
-        return 0
-
-
-def replica(run: Path, step: int = 0) -> Trainer:
-    return replica_at(Folder(str(run)), step, replica=0)
+def replica(run: Path, step: int = 0) -> Replica:
+    return resume_replica(read_run(Folder(str(run))), step, number=0)
 
 
 def a_round(stop: int) -> Round:
-    return Round(epoch=0, start=0, stop=stop, ends_epoch=False, saves=True)
+    return Round(epoch=0, start=0, stop=stop, starts_epoch=True, ends_epoch=False, saves=True)
 
 
 def test_the_model_learns_its_text(corpus_file: Path, tmp_path: Path) -> None:
     config = tiny_config(corpus_file, "training.epochs=12", "training.learning_rate=1e-2", "model.width=32")
-    watcher = SilentWatcher()
+    watcher = RecordingWatcher()
     result = run_job(config, tmp_path / "run", watcher=watcher)
     losses = [record.TrainingLoss for record in result.records]
     assert losses[0] > 3.0
@@ -99,7 +85,7 @@ def test_a_run_cut_off_anywhere_goes_on_to_the_same_bits(corpus_file: Path, tmp_
         run = tmp_path / f"cut{survived}"
         with pytest.raises(ConnectionError):
             run_job(config, run, DiesAfter(survived))
-        watcher = SilentWatcher()
+        watcher = RecordingWatcher()
         run_job(config, run, watcher=watcher)
         assert (run / "model.zip").read_bytes() == expected, f"cut after round {survived}"
         assert (watcher.first_step > 0) == (survived > 0)
@@ -191,7 +177,7 @@ def test_a_damaged_checkpoint_is_noticed(corpus_file: Path, tmp_path: Path) -> N
     content = folder.read_bytes(name)
     folder.write_bytes(name, content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(UserError, match="does not fit its checksum"):
-        load_shared(run, commit)
+        load_tensors(folder, commit.shared)
 
 
 def test_only_the_newest_checkpoints_and_the_best_are_kept(finished_run: Path) -> None:
@@ -236,19 +222,19 @@ def test_gradient_figures_and_losses_are_those_of_the_steps(corpus_file: Path, t
     config = tiny_config(corpus_file, "training.epochs=1", "training.gradient_clip=null")
     run_job(config, tmp_path / "run")
     (record,) = read_metrics(Folder(str(tmp_path / "run")))
-    trainer = replica(tmp_path / "run")
+    learner = replica(tmp_path / "run")
     losses, norms, rates = [], [], []
-    original = trainer.optimizer.step
+    original = learner.optimizer.step
 
     def observe() -> None:
-        gradients = [parameter.grad.flatten() for parameter in trainer.model.parameters()]
+        gradients = [parameter.grad.flatten() for parameter in learner.model.parameters()]
         norms.append(torch.cat(gradients).double().norm().item())
-        rates.append(trainer.optimizer.param_groups[0]["lr"])
+        rates.append(learner.optimizer.param_groups[0]["lr"])
         original()
 
-    trainer.optimizer.step = observe
-    end = trainer.plan.total_steps
-    trainer.run(a_round(stop=end), lambda progress: losses.append(progress.loss))
+    learner.optimizer.step = observe
+    end = learner.plan.total_steps
+    learner.train(a_round(stop=end), lambda progress: losses.append(progress.loss))
     assert record.TrainingLoss == pytest.approx(np.mean(losses))
     assert record.meanGradientMagnitude == pytest.approx(np.mean(norms), rel=1e-5)
     assert record.maxGradientMagnitude == pytest.approx(max(norms), rel=1e-5)
@@ -316,30 +302,30 @@ def test_steps_are_logged_as_often_as_asked_for(corpus_file: Path, tmp_path: Pat
 
 def test_nan_stops_training_before_the_update_and_names_step_rate_and_norm(corpus_file: Path, tmp_path: Path) -> None:
     run_job(tiny_config(corpus_file), tmp_path / "run")
-    trainer = replica(tmp_path / "run")
+    learner = replica(tmp_path / "run")
     with torch.no_grad():
-        trainer.model.model.norm.weight[0] = math.nan
-    before = trainer.model.model.embed_tokens.weight.clone()
+        learner.model.model.norm.weight[0] = math.nan
+    before = learner.model.model.embed_tokens.weight.clone()
     with pytest.raises(
         TrainingDivergedError,
         match=r"diverged at step 0: loss nan, gradient norm nan, learning rate .* new run",
     ):
-        trainer.run(a_round(stop=1))
-    assert torch.equal(trainer.model.model.embed_tokens.weight, before)
+        learner.train(a_round(stop=1))
+    assert torch.equal(learner.model.model.embed_tokens.weight, before)
 
 
 def test_a_last_update_that_breaks_the_weights_is_noticed_before_it_is_saved(finished_run: Path) -> None:
-    trainer = replica(finished_run)
-    original = trainer.optimizer.step
+    learner = replica(finished_run)
+    original = learner.optimizer.step
 
     def breaks() -> None:
         original()
         with torch.no_grad():
-            trainer.model.model.norm.weight[0] = math.inf
+            learner.model.model.norm.weight[0] = math.inf
 
-    trainer.optimizer.step = breaks
+    learner.optimizer.step = breaks
     with pytest.raises(TrainingDivergedError, match="step 0 made a weight infinite"):
-        trainer.run(a_round(stop=1))
+        learner.train(a_round(stop=1))
 
 
 def test_a_round_repeated_gives_the_same_weights(corpus_file: Path, tmp_path: Path) -> None:
@@ -350,8 +336,8 @@ def test_a_round_repeated_gives_the_same_weights(corpus_file: Path, tmp_path: Pa
     first_round = next(plan_rounds(replica(tmp_path / "run").plan, config))
     tensors = []
     for _ in range(2):
-        train_together(run, [first_round], AllHere(1), keep_checkpoints=2, protect=None)
-        tensors.append(load_shared(run, read_commit(run, first_round.stop)))
+        train_in_memory(read_run(run), [first_round], LocalGroup(1), protect=None)
+        tensors.append(load_tensors(step_folder(run, first_round.stop), read_commit(run, first_round.stop).shared))
     assert tensors[0].keys() == tensors[1].keys()
     assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
 
@@ -362,7 +348,7 @@ def test_early_stopping_keeps_the_best_weights(tmp_path: Path) -> None:
     config = tiny_config(
         tmp_path / "a.txt", "training.epochs=9", "training.early_stopping_patience=2", "training.learning_rate=1e-2"
     )
-    watcher = SilentWatcher()
+    watcher = RecordingWatcher()
     result = run_job(config, tmp_path / "run", watcher=watcher)
     losses = [record.ValidationLoss for record in result.records]
     best = losses.index(min(losses))
@@ -370,13 +356,13 @@ def test_early_stopping_keeps_the_best_weights(tmp_path: Path) -> None:
     assert len(losses) - 1 - best == 2
     assert any("stopped early" in note for note in watcher.notes)
     plan = replica(tmp_path / "run").plan
-    trainer = replica(tmp_path / "run", plan.epoch_end(best))
+    learner = replica(tmp_path / "run", plan.epoch_end(best))
     from sparklm.models.model_zip import load_model
 
     assert result.model_record.Epoch == best + 1
     assert f"validation loss: {min(losses)}" in (tmp_path / "run" / "stats.txt").read_text()
     packed = load_model(str(tmp_path / "run")).model.state_dict()
-    assert all(torch.equal(packed[name], tensor) for name, tensor in trainer.model.state_dict().items())
+    assert all(torch.equal(packed[name], tensor) for name, tensor in learner.model.state_dict().items())
     assert len(run_job(config, tmp_path / "run", DiesAfter(0)).records) == len(losses)
 
 
@@ -455,7 +441,7 @@ def test_an_output_that_is_a_folder_gets_the_file_inside(corpus_file: Path, tmp_
 
 
 def test_a_long_prompt_is_said_to_be_cut(corpus_file: Path, tmp_path: Path) -> None:
-    watcher = SilentWatcher()
+    watcher = RecordingWatcher()
     result = run_job(
         tiny_config(corpus_file, "generation.prompt=The man starts with a hat"), tmp_path / "run", watcher=watcher
     )
@@ -481,7 +467,7 @@ def test_a_folder_with_other_things_in_it_is_no_place_for_a_run(corpus_file: Pat
 def test_a_run_without_a_checkpoint_says_that_it_starts_again(corpus_file: Path, tmp_path: Path) -> None:
     with pytest.raises(ConnectionError):
         run_job(tiny_config(corpus_file), tmp_path / "run", DiesAfter(0))
-    watcher = SilentWatcher()
+    watcher = RecordingWatcher()
     run_job(tiny_config(corpus_file), tmp_path / "run", watcher=watcher)
     assert any("no checkpoint yet" in note for note in watcher.notes)
 
@@ -507,10 +493,8 @@ def test_copies_go_where_the_config_says(corpus_file: Path, tmp_path: Path) -> N
 def test_a_run_on_another_file_system_gives_the_same_model(
     corpus_file: Path, finished_run: Path, tmp_path: Path
 ) -> None:
-    from sparklm import job
-
     remote = Folder(f"memory://{tmp_path.name}/run")
-    job.train(tiny_config(corpus_file), remote, InProcess(), SilentWatcher())
+    run_job(tiny_config(corpus_file), remote)
     assert remote.read_bytes("model.zip") == (finished_run / "model.zip").read_bytes()
 
 

@@ -17,7 +17,6 @@ from sparklm.cli.options import (
     print_note,
     program_name,
     resolve_settings,
-    started_placement,
 )
 from sparklm.errors import UserError
 
@@ -80,6 +79,7 @@ def embed(
 def _make_embeddings(config: Config, size: int, dataset: Dataset, out: str) -> Embeddings:
     """Make the embeddings that the settings ask for, and write them; only Word2Vec is work for Spark."""
     from sparklm.embeddings.files import make_embeddings, write_embeddings
+    from sparklm.placement.start import started
     from sparklm.storage import split_address
 
     folder, name = split_address(out)
@@ -88,7 +88,7 @@ def _make_embeddings(config: Config, size: int, dataset: Dataset, out: str) -> E
     if kind != "word2vec":
         config = config.model_copy(update={"spark": config.spark.model_copy(update={"master": "none"})})
     check_placement(config)
-    with started_placement(config) as placement:
+    with started(config.spark) as placement:
         embeddings = make_embeddings(kind, size, config, dataset, work, placement.run_tasks, _show_round)
     write_embeddings(folder, name, embeddings.vectors)
     work.remove()

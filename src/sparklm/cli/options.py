@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +13,6 @@ import typer
 if TYPE_CHECKING:
     from sparklm.config import Config
     from sparklm.config.resolve import Resolution
-    from sparklm.placement.in_process import Placement
 
 # Importing the tables would load pydantic for every --help; a test holds these texts to the tables.
 PRESET_NAMES = "gpt-tiny (default), gpt-small, gpt-124m, s0-lstm, s1-dense, …"
@@ -89,7 +87,7 @@ def resolve_settings(
 def check_placement(config: Config) -> None:
     """Find out at once, before anything is imported or started, that the work cannot run where it is to run."""
     if config.spark.master == "none":
-        from sparklm.training.replica import check_precision, choose_device
+        from sparklm.training.device import check_precision, choose_device
 
         check_precision(config.training.precision, choose_device(config.training.device))
     else:
@@ -97,24 +95,6 @@ def check_placement(config: Config) -> None:
 
         check_master(config.spark.master)
         check_java()
-
-
-@contextmanager
-def started_placement(config: Config) -> Iterator[Placement]:
-    """The place where work runs, stopped at the end."""
-    placement: Placement
-    if config.spark.master == "none":
-        from sparklm.placement.in_process import InProcess
-
-        placement = InProcess()
-    else:
-        from sparklm.spark.placement import OnSpark
-
-        placement = OnSpark(config.spark)
-    try:
-        yield placement
-    finally:
-        placement.stop()
 
 
 def program_name() -> str:

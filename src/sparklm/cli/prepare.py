@@ -19,7 +19,6 @@ from sparklm.cli.options import (
     program_name,
     resolve_settings,
     source_flags,
-    started_placement,
 )
 
 
@@ -36,6 +35,7 @@ def prepare(
 ) -> None:
     """Turn raw text into a dataset, the first stage alone."""
     from sparklm.job import describe_counts
+    from sparklm.placement.start import started
     from sparklm.storage import Folder
     from sparklm.text.prepare import check_corpus
     from sparklm.text.prepare import prepare as prepare_dataset
@@ -44,6 +44,6 @@ def prepare(
     resolved = resolve_settings(preset, config, assignments, flags).config
     check_placement(resolved)
     check_corpus(resolved.data)
-    with started_placement(resolved) as placement:
+    with started(resolved.spark) as placement:
         manifest = prepare_dataset(resolved.data, resolved.cleaning, Folder(out), placement)
     print("\n".join([*describe_counts(manifest), f"  {out}", f"next: {program_name()} train {out}"]))

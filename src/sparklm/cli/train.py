@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +25,6 @@ from sparklm.cli.options import (
     program_name,
     resolve_settings,
     source_flags,
-    started_placement,
 )
 from sparklm.errors import UserError
 from sparklm.wording import count
@@ -31,7 +32,9 @@ from sparklm.wording import count
 if TYPE_CHECKING:
     from sparklm.config import Config
     from sparklm.job import JobResult
+    from sparklm.placement.protocol import Placement
     from sparklm.progress.tracker import Tracker
+    from sparklm.progress.watcher import Watcher
     from sparklm.storage import Folder
 
 _INTERRUPTED = 130  # the exit code of shells
@@ -127,16 +130,19 @@ def train(
 def _run_job(config: Config, folder: Folder, watcher: Tracker, *, keep_text: bool) -> JobResult:
     """Run the job where the settings place it."""
     from sparklm import job
+    from sparklm.placement.start import started
     from sparklm.progress.status import StatusFile
 
-    job.check(config, folder)
-    watcher.add(StatusFile(folder))
-    if config.spark.master != "none":
-        watcher.stage(f"Starting Spark {config.spark.master}")
-    with started_placement(config) as placement:
-        result = job.train(config, folder, placement, watcher, keep_text=keep_text)
-        watcher.end("finished")  # before Spark has stopped, which takes a while
-    return result
+    @contextmanager
+    def start(_: Watcher) -> Iterator[Placement]:
+        watcher.add(StatusFile(folder))
+        if config.spark.master != "none":
+            watcher.stage(f"Starting Spark {config.spark.master}")
+        with started(config.spark, watcher) as placement:
+            yield placement
+            watcher.end("finished")  # before Spark has stopped, which takes a while
+
+    return job.train(config, folder, start, watcher, keep_text=keep_text)
 
 
 def _print_result(result: JobResult, folder: Folder) -> None:

@@ -18,9 +18,10 @@ from sparklm.report.statistics import STATS_JSON
 from sparklm.storage import Folder
 from sparklm.text.shards import Dataset
 from sparklm.text.windows import WindowPlan
+from sparklm.training.checkpoint.commit import latest_step
 from sparklm.training.metrics import METRICS, EpochRecord, read_metrics
 from sparklm.training.records import SAMPLES, STEPS, TASKS, EpochSample, StepRecord, TaskRecord, read_lines
-from sparklm.training.run import MODEL, RunRecord, latest_step, make_plan, read_run
+from sparklm.training.run import MODEL, RunRecord, make_plan, read_run
 
 NO_SPARK = "this run used no Spark: it was trained in one process"
 _NO_EPOCH = "no epoch is done yet"
@@ -76,7 +77,7 @@ def gather_facts(run: Folder) -> RunFacts:
     if not used_spark and (record.config.spark.master == "none" or not isinstance(epochs, Missing)):
         tasks = Missing(NO_SPARK)
     statistics = _statistics(run)
-    dataset = _attempt("the dataset", lambda: record.open_dataset(run))
+    dataset = _attempt("the dataset", lambda: record.open_dataset())
     plan = _plan(record, dataset)
     return RunFacts(
         run=run,

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 
 from sparklm import __version__
-from sparklm.placement.in_process import Placement
+from sparklm.placement.protocol import Placement
 from sparklm.storage import Folder
 from sparklm.text.shards import Manifest
 from sparklm.training.fit import FitResult

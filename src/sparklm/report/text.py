@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from sparklm.report.statistics import STATS_TEXT
 from sparklm.storage import Folder
+from sparklm.training.checkpoint.commit import latest_step
 from sparklm.training.metrics import EpochRecord, read_metrics
-from sparklm.training.run import SAMPLE_TEXT, latest_step, read_run
+from sparklm.training.run import SAMPLE_TEXT, read_run
 from sparklm.wording import text_table
 
 _COLUMNS = (

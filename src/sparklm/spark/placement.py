@@ -7,8 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sparklm.config import CleaningConfig, Config, DataConfig, SparkConfig
-from sparklm.embeddings.files import RunTasks
+from sparklm.config import CleaningConfig, DataConfig, SparkConfig
 from sparklm.errors import JobError, TrainingDivergedError
 from sparklm.models.registry import count_parameters
 from sparklm.placement.protocol import EpochWork, RunTasks, SessionFacts
@@ -136,9 +135,7 @@ class OnSpark:
         """End the session."""
         self._session.stop()
 
-    def _with_retries(
-        self, run: Run, attempt: Callable[[Watch], None], on_step: StepCallback | None = None
-    ) -> int:
+    def _with_retries(self, run: Run, attempt: Callable[[Watch], None], on_step: StepCallback | None = None) -> int:
         """Try something until it is done, as often as the settings allow; return how often it had to begin again."""
         distributed = run.config.distributed
         for retries in range(distributed.max_retries + 1):

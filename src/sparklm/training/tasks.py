@@ -70,9 +70,7 @@ class ModelOrder(BaseModel):
 def evaluate_orders(run: Run, epoch: int, step: int, most_in_memory: int) -> list[str]:
     """The orders for the end of an epoch at a step, one for each replica."""
     return [
-        EvaluateOrder(
-            run=run, epoch=epoch, step=step, replica=replica, most_in_memory=most_in_memory
-        ).model_dump_json()
+        EvaluateOrder(run=run, epoch=epoch, step=step, replica=replica, most_in_memory=most_in_memory).model_dump_json()
         for replica in range(run.config.distributed.replicas)
     ]
 

@@ -1,7 +1,7 @@
 """Replicas in this process: made anew, loaded from a checkpoint, or still in memory from the round before.
 
 A replica that has just done a round is kept in memory, so that the next round need not read it back. That is a cache
-and never the only copy: a replica is known by the attempt that made it, and only the attempt that a commit names counts.
+and never the only copy: a replica is known by the attempt that made it, and only the one that a commit names counts.
 Loading changes nothing: a replica comes back as it was when it was saved, its sync still to finish (sync/finish.py).
 """
 
@@ -70,9 +70,7 @@ def save_replica(replica: Replica) -> ReplicaFiles:
     with replica.log.clock("save"):
         state = replica.strategy.own_state()
         own = save_tensors(folder, f"own-{name}", state) if state else None
-    return ReplicaFiles(
-        attempt=attempt, own=own, log=save_record(folder, f"log-{name}.json", replica.log.snapshot())
-    )
+    return ReplicaFiles(attempt=attempt, own=own, log=save_record(folder, f"log-{name}.json", replica.log.snapshot()))
 
 
 def save_shared(replica: Replica, step: int) -> SavedFile:
@@ -92,9 +90,9 @@ def _from_files(run: Run, commit: Commit, number: int, most_in_memory: int) -> R
     replicas share, if it is at the same checkpoint and its sync is not finished: half of what there is to read.
     """
     attempt, other = _make_room(most_in_memory - 1, _key(run))
-    shares_state = other is not None and other.pending is not None and attempt in [
-        files.attempt for files in commit.replicas
-    ]
+    shares_state = (
+        other is not None and other.pending is not None and attempt in [files.attempt for files in commit.replicas]
+    )
     replica = other or Replica(run, number)
     replica.number = number
     folder, own = step_folder(run.folder, commit.step), commit.replicas[number].own

@@ -106,10 +106,10 @@ class Codec:
         return vector if self.wire_dtype == "none" else self.decode(self.encode(vector, 0), 0, vector.numel())
 
     def encoded_bytes(self, length: int) -> int:
-        """Count the bytes of a whole vector."""
+        """The bytes of a whole vector on the wire."""
         num_lossy = min(length, self.num_lossy)
-        lossy = {"none": 4 * num_lossy, "int8": num_lossy + 4 * -(-num_lossy // BLOCK)}.get(self.wire_dtype, 2 * num_lossy)
-        return lossy + 4 * (length - num_lossy)
+        lossy_bytes = {"none": 4 * num_lossy, "int8": num_lossy + 4 * -(-num_lossy // BLOCK)}
+        return lossy_bytes.get(self.wire_dtype, 2 * num_lossy) + 4 * (length - num_lossy)
 
     def _shrink(self, values: Tensor) -> Sequence[Tensor]:
         if self.wire_dtype == "int8":

@@ -1,8 +1,8 @@
 """Sync in memory: all replicas in this process, or each in a process of its own.
 
 The loop is the same; a `Group` says which replicas are here and how the mean of all is had. In one process that is an
-addition (`LocalGroup`), between processes a collective operation (sync/collective.py). A checkpoint is written, when one
-is due, in the middle of a sync: after the mean is known, before anyone applies it.
+addition (`LocalGroup`), between processes a collective operation (sync/collective.py). A checkpoint, when one is due,
+is written in the middle of a sync: after the mean is known, before anyone applies it.
 """
 
 from __future__ import annotations

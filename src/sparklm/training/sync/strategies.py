@@ -241,7 +241,7 @@ def make_strategy(replica: Replica) -> Strategy:
     distributed = replica.config.distributed
     if distributed.replicas == 1:
         return Single(replica)
-    return {"allreduce": AllReduce, "averaging": OuterOptimizer, "diloco": OuterOptimizer}[distributed.strategy](replica)
+    return AllReduce(replica) if distributed.strategy == "allreduce" else OuterOptimizer(replica)
 
 
 def tensors_below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -1,0 +1,36 @@
+"""The placement that the settings name, started and stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sparklm.config import SparkConfig
+from sparklm.placement.protocol import Placement
+from sparklm.progress.watcher import Watcher
+
+
+@contextmanager
+def started(spark: SparkConfig, watcher: Watcher | None = None) -> Iterator[Placement]:
+    """A place where work runs, for as long as the block lasts: this process, or Spark."""
+    placement: Placement
+    if spark.master == "none":
+        from sparklm.placement.in_process import InProcess
+
+        placement = InProcess(watcher)
+    else:
+        from sparklm.spark.placement import OnSpark
+
+        placement = OnSpark(spark, watcher)
+    try:
+        yield placement
+    finally:
+        placement.stop()
+
+
+@contextmanager
+def in_process(watcher: Watcher) -> Iterator[Placement]:
+    """This process, as `job.train` starts it."""
+    from sparklm.placement.in_process import InProcess
+
+    yield InProcess(watcher)
