@@ -26,7 +26,8 @@ from sparklm.progress.status import STATUS
 from sparklm.report.exporters.exporting import Exporter, check_exporters, exporting
 from sparklm.report.statistics import STATS_JSON, STATS_TEXT, write_statistics
 from sparklm.storage import Folder, split_address
-from sparklm.text.prepare import check_corpus, corpus_address, is_unchanged, prepare
+from sparklm.text.corpus import corpus_address
+from sparklm.text.prepare import check_corpus, is_unchanged, prepare
 from sparklm.text.shards import Dataset, Manifest, is_dataset
 from sparklm.text.windows import DocumentWindows
 from sparklm.training.checkpoint.cache import replica_at

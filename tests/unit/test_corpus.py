@@ -19,8 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparklm.errors import UserError
-from sparklm.text.corpus import SAMPLE, Piece, cut_pieces, list_sources
-from sparklm.text.readers import Chunk, read_chunks
+from sparklm.text.formats import SAMPLE, read_chunks
+from sparklm.text.readers import Chunk, Piece
+from sparklm.text.sources import cut_pieces, list_sources
 
 
 def chunks_of(pieces: list[Piece], text_column: str = "text") -> list[Chunk]:
@@ -250,6 +251,7 @@ def test_kinds_may_be_mixed_in_one_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("piece_bytes", [3, 7, 1000])
 def test_lines_are_documents_however_the_file_is_cut(tmp_path: Path, piece_bytes: int, monkeypatch) -> None:
     monkeypatch.setattr("sparklm.text.readers.CHUNK_BYTES", 20)
+    monkeypatch.setattr("sparklm.text.formats.CHUNK_BYTES", 20)
     lines = ["first", "", "a much longer line than one chunk é can hold", "x" * 50, "éééééééééééééé", "last"]
     path = tmp_path / "sentences"
     path.write_text("\n".join(lines))
@@ -293,7 +295,7 @@ def test_invalid_utf8_in_a_parquet_column_is_repaired_and_other_types_are_refuse
 
 
 def test_a_json_line_that_is_too_long_is_refused_with_its_place(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("sparklm.text.readers._LONGEST_RECORD", 1 << 20)
+    monkeypatch.setattr("sparklm.text.formats._LONGEST_RECORD", 1 << 20)
     monkeypatch.setattr("sparklm.text.readers.CHUNK_BYTES", 1000)
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "fine"}\n{"text": "' + "x" * (1 << 20) + '"}\n')

@@ -17,8 +17,10 @@ from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
 from sparklm.placement.in_process import InProcess
 from sparklm.storage import Folder, cached_copy
-from sparklm.text.corpus import Piece
-from sparklm.text.prepare import FileCorpus, Workers, group_pieces, prepare, sample_texts, split_of, split_tail
+from sparklm.text.corpus import FileCorpus, Workers, group_pieces, sample_texts
+from sparklm.text.encode import split_of
+from sparklm.text.prepare import prepare, split_tail
+from sparklm.text.readers import Piece
 from sparklm.text.shards import Dataset, Manifest, Segment, TokenStream, is_dataset, read_manifest, token_dtype
 from sparklm.text.tokenizer_kinds import make_tokenizer
 from sparklm.text.windows import DocumentWindows
@@ -72,7 +74,7 @@ def test_tokens_are_the_text_and_every_document_is_closed(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("workers", [InReverse(), Twice()])
 def test_the_bytes_do_not_depend_on_who_encodes_when_or_how_often(tmp_path: Path, workers, monkeypatch) -> None:
-    monkeypatch.setattr("sparklm.text.prepare.SHARD_TEXT_BYTES", 40)
+    monkeypatch.setattr("sparklm.text.corpus.SHARD_TEXT_BYTES", 40)
     write_corpus(tmp_path, **{f"doc{number}": f"document {number} says {number * 7919}" for number in range(12)})
     make(tmp_path, "one")
     make(tmp_path, "two", workers)
@@ -200,7 +202,7 @@ def test_preparing_again_does_nothing_and_other_text_is_refused(tmp_path: Path) 
 
 
 def test_an_interrupted_preparation_is_finished_with_the_bytes_of_a_clean_one(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("sparklm.text.prepare.SHARD_TEXT_BYTES", 10)
+    monkeypatch.setattr("sparklm.text.corpus.SHARD_TEXT_BYTES", 10)
     write_corpus(tmp_path, a="some text", b="and more text", c="and the end")
 
     class DiesHalfway(InProcess):
@@ -273,7 +275,7 @@ def test_large_vocabularies_get_wider_ids() -> None:
 
 def test_the_tokenizer_sample_is_bounded_and_spread(tmp_path: Path) -> None:
     write_corpus(tmp_path, **{f"d{number}": "x" * 100 for number in range(20)})
-    from sparklm.text.corpus import cut_pieces, list_sources
+    from sparklm.text.sources import cut_pieces, list_sources
 
     pieces = cut_pieces(list_sources(str(tmp_path / "corpus")))
     assert len(list(sample_texts(pieces, "text", CleaningConfig(), limit_bytes=500))) == 5
@@ -293,7 +295,7 @@ def test_a_long_document_gives_several_shards_and_the_same_tokens(tmp_path: Path
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "a.txt.gz").write_bytes(gzip.compress(text.encode()))
     make(tmp_path, "one")
-    monkeypatch.setattr("sparklm.text.prepare.SHARD_TOKENS", 500)
+    monkeypatch.setattr("sparklm.text.encode.SHARD_TOKENS", 500)
     manifest = make(tmp_path, "many")
     assert [shard.num_tokens < 700 for shard in manifest.shards] == [True] * 3
     one, many = (Dataset(Folder(str(tmp_path / name))) for name in ("one", "many"))

@@ -14,7 +14,8 @@ from typing import Protocol
 from sparklm.config import CleaningConfig, Config, DataConfig
 from sparklm.errors import UserError
 from sparklm.storage import Folder
-from sparklm.text.prepare import Corpus, ShardRequest, Workers, find_duplicates_here
+from sparklm.text.corpus import Corpus, Workers
+from sparklm.text.encode import ShardRequest, find_duplicates_here
 from sparklm.training.metrics import ClusterFigures
 from sparklm.training.phases import StepProgress
 from sparklm.training.sync.in_memory import AllHere, train_together

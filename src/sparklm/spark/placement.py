@@ -22,7 +22,8 @@ from sparklm.spark.supervision import Supervisor, TaskCounter
 from sparklm.spark.tables import TableCorpus
 from sparklm.spark.tasks import Watch, name_jobs, run_tasks
 from sparklm.storage import Folder
-from sparklm.text.prepare import Corpus, ShardRequest
+from sparklm.text.corpus import Corpus
+from sparklm.text.encode import ShardRequest
 from sparklm.training.metrics import ClusterFigures
 from sparklm.training.replica import StepCallback
 from sparklm.training.run import latest_step, read_run
