@@ -244,13 +244,9 @@ def embed(
     master: Master = None,
 ) -> None:
     """Make a vector for every token of a dataset, and look at them."""
-    from sparklm.embeddings.files import (
-        find_token,
-        make_embeddings,
-        nearest_tokens,
-        read_embeddings,
-        write_embeddings,
-    )
+    from sparklm.embeddings.files import read_embeddings
+    from sparklm.embeddings.make import make_embeddings, write_embeddings
+    from sparklm.embeddings.nearest import find_token, nearest
     from sparklm.storage import Folder, split_address
     from sparklm.text.shards import Dataset
 
@@ -279,9 +275,9 @@ def embed(
         work.remove()
     for note in embeddings.notes:
         _tell(note)
-    for token in tokens:
+    for token, near in zip(tokens, nearest(embeddings.vectors, tokens, top), strict=True):
         print(f"nearest to {json.dumps(opened.tokenizer.token_text(token), ensure_ascii=False)}:")
-        for other, cosine in nearest_tokens(embeddings.vectors, token, top):
+        for other, cosine in near:
             print(f"  {cosine:6.3f}  {json.dumps(opened.tokenizer.token_text(other), ensure_ascii=False)}")
     if not is_there:
         rows, columns = embeddings.vectors.shape

@@ -15,7 +15,8 @@ from typing import Protocol
 from pydantic import BaseModel
 
 from sparklm.config import Config
-from sparklm.embeddings.files import EMBEDDINGS, WORD2VEC_ROUNDS, make_embeddings, write_embeddings
+from sparklm.embeddings.files import EMBEDDINGS, WORD2VEC_ROUNDS
+from sparklm.embeddings.make import make_embeddings, write_embeddings
 from sparklm.errors import UserError
 from sparklm.inference.generate import Sampling, generate_text, prompt_of
 from sparklm.logs import forget, identify

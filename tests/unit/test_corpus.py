@@ -81,7 +81,7 @@ def test_a_folder_corpus_leaves_out_hidden_folders_and_what_sparklm_wrote(tmp_pa
     assert [source.name for source in list_sources(str(tmp_path))] == ["a.txt", "notes/c.txt"]
 
 
-def test_a_link_to_nowhere_and_a_name_that_is_no_text_are_told(tmp_path: Path) -> None:
+def test_a_link_to_nowhere_and_a_name_that_is_no_text_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a.txt").symlink_to(tmp_path / "gone")
     with pytest.raises(UserError, match=r"a\.txt cannot be read: No such file"):
         list_sources(str(tmp_path))
@@ -116,7 +116,7 @@ def test_the_built_in_sample_is_english_prose_of_some_size() -> None:
         (lambda folder: "memory://nowhere/at/all", "no such file or folder"),
     ],
 )
-def test_a_corpus_that_is_not_there_is_told(tmp_path: Path, make, message: str) -> None:
+def test_a_corpus_that_is_not_there_is_reported(tmp_path: Path, make, message: str) -> None:
     with pytest.raises(UserError, match=message):
         list_sources(str(make(tmp_path)))
 
@@ -127,7 +127,7 @@ def test_a_file_that_is_no_text_is_refused_with_its_name_and_place(tmp_path: Pat
         documents(tmp_path / "a.txt")
 
 
-def test_a_file_that_vanishes_is_told_by_name(tmp_path: Path) -> None:
+def test_a_file_that_vanishes_is_reported_by_name(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("text")
     pieces = cut_pieces(list_sources(str(path)))

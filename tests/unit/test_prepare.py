@@ -21,7 +21,16 @@ from sparklm.text.corpus import FileCorpus, Workers, group_pieces, sample_texts
 from sparklm.text.encode import split_of
 from sparklm.text.prepare import prepare, split_tail
 from sparklm.text.readers import Piece
-from sparklm.text.shards import Dataset, Manifest, Segment, TokenStream, is_dataset, read_manifest, token_dtype
+from sparklm.text.shards import (
+    Dataset,
+    Manifest,
+    Segment,
+    TokenStream,
+    is_dataset,
+    open_dataset,
+    read_manifest,
+    token_dtype,
+)
 from sparklm.text.tokenizer_kinds import make_tokenizer
 from sparklm.text.windows import DocumentWindows
 from tests.conftest import files_below
@@ -244,6 +253,36 @@ def test_another_tokenizer_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "dataset" / "tokenizer.json").write_text(make_tokenizer("char", ["some"], 300).to_json())
     with pytest.raises(UserError, match="is not the one that made these shards"):
         Dataset(Folder(str(tmp_path / "dataset")))
+
+
+def test_an_unchanged_dataset_is_parsed_once_and_a_changed_one_anew(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path / "dataset"))
+    with pytest.raises(UserError, match="is not a dataset"):
+        open_dataset(folder)
+    write_corpus(tmp_path, a="some text")
+    make(tmp_path)
+    opened = open_dataset(folder)
+    assert open_dataset(Folder(str(tmp_path / "." / "dataset"))) is opened
+    folder.remove()
+    write_corpus(tmp_path, a="other text")
+    manifest = make(tmp_path)
+    assert open_dataset(folder).manifest == manifest != opened.manifest
+    folder.write_json("manifest.json", {"format": "sparklm dataset 99"})
+    with pytest.raises(UserError, match="sparklm dataset 99"):
+        open_dataset(folder)
+
+
+def test_tokens_are_counted_in_all_of_a_split_or_its_beginning(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("sparklm.text.shards._COUNTED_AT_ONCE", 3)
+    write_corpus(tmp_path, a="abcabba")
+    make(tmp_path, validation_fraction=0)
+    dataset = Dataset(Folder(str(tmp_path / "dataset")))
+    a, b, c = dataset.tokenizer.encode("abc").tolist()
+    counts = dataset.train.count_tokens(dataset.tokenizer.vocab_size)
+    assert [counts[token] for token in (a, b, c, dataset.tokenizer.end_of_text)] == [3, 3, 1, 1]
+    first = dataset.train.count_tokens(dataset.tokenizer.vocab_size, most_tokens=4)
+    assert [first[token] for token in (a, b, c)] == [2, 1, 1]
+    assert first.sum() == 4
 
 
 def test_a_folder_that_is_no_dataset_or_a_newer_one_is_refused(tmp_path: Path) -> None:

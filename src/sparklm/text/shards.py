@@ -35,6 +35,7 @@ DATASET_FORMAT = "sparklm dataset 2"
 Split = Literal["train", "validation"]
 TokenArray = npt.NDArray[np.unsignedinteger]
 _MOST_OPEN_SHARDS = 512  # each takes a file descriptor
+_COUNTED_AT_ONCE = 1 << 20
 _checked: set[tuple[str, str, int, int]] = set()  # shards of this process that fit their checksums
 
 
@@ -231,6 +232,13 @@ class TokenStream:
             inside = self._part(part)[offset : offset + length]
             windows[row] = inside if len(inside) == length else self.read(int(starts[row]), length)
         return windows
+
+    def count_tokens(self, vocab_size: int, most_tokens: int | None = None) -> Int64Array:
+        """How often each id occurs, in all or in the first tokens; counted in bounded memory."""
+        counts_V, stop = np.zeros(vocab_size, dtype=np.int64), min(len(self), most_tokens or len(self))
+        for start in range(0, stop, _COUNTED_AT_ONCE):
+            counts_V += np.bincount(self.read(start, min(_COUNTED_AT_ONCE, stop - start)), minlength=vocab_size)
+        return counts_V
 
     def places_of(self, token: int) -> Int64Array:
         """Every place of a token, shard after shard."""
