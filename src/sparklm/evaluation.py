@@ -15,9 +15,9 @@ from sparklm.models.model_zip import TrainedModel
 from sparklm.models.network import LanguageModel
 from sparklm.models.objectives import Tally, batch_loss
 from sparklm.storage import Folder
-from sparklm.text.corpus import SAMPLE, cut_pieces, list_sources
-from sparklm.text.readers import read_chunks
+from sparklm.text.formats import SAMPLE, read_chunks
 from sparklm.text.shards import Dataset, Segment, TokenStream, is_dataset
+from sparklm.text.sources import cut_pieces, list_sources
 from sparklm.text.windows import StreamWindows, Windows
 
 EVALUATION_BATCH_SIZE = 32

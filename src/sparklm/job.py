@@ -13,7 +13,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from sparklm.config import Config
-from sparklm.embeddings.files import EMBEDDINGS, WORD2VEC_ROUNDS, make_embeddings, write_embeddings
+from sparklm.embeddings.files import EMBEDDINGS, WORD2VEC_ROUNDS
+from sparklm.embeddings.make import make_embeddings, write_embeddings
 from sparklm.errors import UserError
 from sparklm.inference.generate import Sampling, generate_text, prompt_of
 from sparklm.logs import forget, identify
@@ -25,7 +26,8 @@ from sparklm.progress.watcher import Watcher
 from sparklm.report.exporters.exporting import Exporter, check_exporters, exporting
 from sparklm.report.statistics import STATS_JSON, STATS_TEXT, write_statistics
 from sparklm.storage import Folder, split_address
-from sparklm.text.prepare import check_corpus, corpus_address, is_unchanged, prepare
+from sparklm.text.corpus import corpus_address
+from sparklm.text.prepare import check_corpus, is_unchanged, prepare
 from sparklm.text.shards import Dataset, Manifest, is_dataset, open_dataset
 from sparklm.text.windows import DocumentWindows
 from sparklm.training.checkpoint.commit import latest_step

@@ -79,7 +79,7 @@ def test_each_epoch_has_sparks_own_figures(on_spark: OnSpark, corpus_file: Path,
 def test_many_shards_are_encoded_in_tasks_and_give_the_bytes_of_one_process(
     on_spark: OnSpark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparklm.text.prepare.SHARD_TEXT_BYTES", 200)
+    monkeypatch.setattr("sparklm.text.corpus.SHARD_TEXT_BYTES", 200)
     (tmp_path / "corpus").mkdir()
     for number in range(9):
         (tmp_path / "corpus" / f"{number}.txt").write_text(f"Document {number}. " * 8)

@@ -117,7 +117,7 @@ def test_a_table_needs_spark(tmp_path: Path) -> None:
 def test_spark_finds_the_duplicates_that_one_process_finds(
     on_spark: OnSpark, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparklm.text.prepare.SHARD_TEXT_BYTES", 2000)
+    monkeypatch.setattr("sparklm.text.corpus.SHARD_TEXT_BYTES", 2000)
     texts = [" ".join(f"t{topic}w{number}" for number in range(200)) for topic in range(8)]
     texts += [text.replace("w7 ", "changed ") for text in texts] + texts[2:5] + ["short one", "short one", ""]
     (tmp_path / "corpus").mkdir()

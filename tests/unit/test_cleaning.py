@@ -155,7 +155,7 @@ def make(tmp_path: Path, **steps) -> Manifest:
 
 
 def test_a_corpus_is_cleaned_and_the_manifest_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparklm.text.prepare.SHARD_TEXT_BYTES", 100)
+    monkeypatch.setattr("sparklm.text.corpus.SHARD_TEXT_BYTES", 100)
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "a.txt").write_text(BOOK)
     (tmp_path / "corpus" / "b.jsonl").write_text(

@@ -19,8 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparklm.errors import UserError
-from sparklm.text.corpus import SAMPLE, Piece, cut_pieces, list_sources
-from sparklm.text.readers import Chunk, read_chunks
+from sparklm.text.formats import SAMPLE, read_chunks
+from sparklm.text.readers import Chunk, Piece
+from sparklm.text.sources import cut_pieces, list_sources
 
 
 def chunks_of(pieces: list[Piece], text_column: str = "text") -> list[Chunk]:
@@ -80,7 +81,7 @@ def test_a_folder_corpus_leaves_out_hidden_folders_and_what_sparklm_wrote(tmp_pa
     assert [source.name for source in list_sources(str(tmp_path))] == ["a.txt", "notes/c.txt"]
 
 
-def test_a_link_to_nowhere_and_a_name_that_is_no_text_are_told(tmp_path: Path) -> None:
+def test_a_link_to_nowhere_and_a_name_that_is_no_text_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a.txt").symlink_to(tmp_path / "gone")
     with pytest.raises(UserError, match=r"a\.txt cannot be read: No such file"):
         list_sources(str(tmp_path))
@@ -115,7 +116,7 @@ def test_the_built_in_sample_is_english_prose_of_some_size() -> None:
         (lambda folder: "memory://nowhere/at/all", "no such file or folder"),
     ],
 )
-def test_a_corpus_that_is_not_there_is_told(tmp_path: Path, make, message: str) -> None:
+def test_a_corpus_that_is_not_there_is_reported(tmp_path: Path, make, message: str) -> None:
     with pytest.raises(UserError, match=message):
         list_sources(str(make(tmp_path)))
 
@@ -126,7 +127,7 @@ def test_a_file_that_is_no_text_is_refused_with_its_name_and_place(tmp_path: Pat
         documents(tmp_path / "a.txt")
 
 
-def test_a_file_that_vanishes_is_told_by_name(tmp_path: Path) -> None:
+def test_a_file_that_vanishes_is_reported_by_name(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("text")
     pieces = cut_pieces(list_sources(str(path)))
@@ -250,6 +251,7 @@ def test_kinds_may_be_mixed_in_one_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("piece_bytes", [3, 7, 1000])
 def test_lines_are_documents_however_the_file_is_cut(tmp_path: Path, piece_bytes: int, monkeypatch) -> None:
     monkeypatch.setattr("sparklm.text.readers.CHUNK_BYTES", 20)
+    monkeypatch.setattr("sparklm.text.formats.CHUNK_BYTES", 20)
     lines = ["first", "", "a much longer line than one chunk é can hold", "x" * 50, "éééééééééééééé", "last"]
     path = tmp_path / "sentences"
     path.write_text("\n".join(lines))
@@ -293,7 +295,7 @@ def test_invalid_utf8_in_a_parquet_column_is_repaired_and_other_types_are_refuse
 
 
 def test_a_json_line_that_is_too_long_is_refused_with_its_place(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("sparklm.text.readers._LONGEST_RECORD", 1 << 20)
+    monkeypatch.setattr("sparklm.text.formats._LONGEST_RECORD", 1 << 20)
     monkeypatch.setattr("sparklm.text.readers.CHUNK_BYTES", 1000)
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "fine"}\n{"text": "' + "x" * (1 << 20) + '"}\n')

@@ -11,7 +11,9 @@ import pyarrow.parquet
 import pytest
 from safetensors.numpy import save_file
 
-from sparklm.embeddings.files import find_token, nearest_tokens, random_embeddings, read_embeddings, write_embeddings
+from sparklm.embeddings.files import read_embeddings
+from sparklm.embeddings.make import random_embeddings, write_embeddings
+from sparklm.embeddings.nearest import find_token, nearest
 from sparklm.errors import UserError
 from sparklm.storage import Folder
 from sparklm.text.tokenizer_kinds import make_tokenizer
@@ -82,7 +84,7 @@ def test_a_quoted_comma_is_a_token(tmp_path: Path) -> None:
         "3 3\nthe 1 2 -3\nking 4 5.5 6\n, .5 .5 .5\n",
     ],
 )
-def test_headers_counts_and_whole_numbers_are_told_apart(tmp_path: Path, lines: str) -> None:
+def test_headers_counts_and_whole_numbers_are_reported_apart(tmp_path: Path, lines: str) -> None:
     path = tmp_path / "vectors"
     path.write_text(lines.format(the=IDS["the"], king=IDS["king"], comma=IDS[","]))
     check(path)
@@ -183,18 +185,25 @@ def test_what_is_wrong_is_refused_with_its_place(tmp_path: Path, content: bytes,
         read_embeddings(str(path), TOKENIZER)
 
 
-def test_a_missing_file_is_told() -> None:
+def test_a_missing_file_is_reported() -> None:
     with pytest.raises(UserError, match="no such file"):
         read_embeddings("/nowhere/embeddings.csv", TOKENIZER)
 
 
 def test_neighbours_are_those_of_the_same_direction() -> None:
     vectors = np.array([[1, 0], [2, 0.1], [0, 1], [-1, 0]], dtype=np.float32)
-    assert [token for token, _ in nearest_tokens(vectors, 0, 3)] == [1, 2, 3]
-    assert nearest_tokens(vectors, 0, 1)[0][1] == pytest.approx(2 / 4.01**0.5)
+    assert [token for token, _ in nearest(vectors, [0], 3)[0]] == [1, 2, 3]
+    assert nearest(vectors, [0], 1)[0][0][1] == pytest.approx(2 / 4.01**0.5)
 
 
-def test_a_word_that_is_no_token_is_told_with_its_parts() -> None:
+def test_neighbours_may_be_looked_for_among_some_tokens_only() -> None:
+    vectors = np.array([[1, 0], [2, 0.1], [0, 1], [-1, 0]], dtype=np.float32)
+    found = nearest(vectors, [0, 3], 9, among=[3, 2, 0])
+    assert [[token for token, _ in near] for near in found] == [[2, 3], [2, 0]]
+    assert found[0][1][1] == pytest.approx(-1)
+
+
+def test_a_word_that_is_no_token_is_reported_with_its_parts() -> None:
     with pytest.raises(UserError, match="'queen' is not in the vocabulary"):
         find_token(TOKENIZER, "queen")
     with pytest.raises(UserError, match="'ab' is not one token of this vocabulary, but 3: ' ', 'a', 'b'"):

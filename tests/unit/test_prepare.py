@@ -17,9 +17,20 @@ from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
 from sparklm.placement.in_process import InProcess
 from sparklm.storage import Folder, cached_copy
-from sparklm.text.corpus import Piece
-from sparklm.text.prepare import FileCorpus, Workers, group_pieces, prepare, sample_texts, split_of, split_tail
-from sparklm.text.shards import Dataset, Manifest, Segment, TokenStream, is_dataset, read_manifest, token_dtype
+from sparklm.text.corpus import FileCorpus, Workers, group_pieces, sample_texts
+from sparklm.text.encode import split_of
+from sparklm.text.prepare import prepare, split_tail
+from sparklm.text.readers import Piece
+from sparklm.text.shards import (
+    Dataset,
+    Manifest,
+    Segment,
+    TokenStream,
+    is_dataset,
+    open_dataset,
+    read_manifest,
+    token_dtype,
+)
 from sparklm.text.tokenizer_kinds import make_tokenizer
 from sparklm.text.windows import DocumentWindows
 from tests.conftest import files_below
@@ -72,7 +83,7 @@ def test_tokens_are_the_text_and_every_document_is_closed(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("workers", [InReverse(), Twice()])
 def test_the_bytes_do_not_depend_on_who_encodes_when_or_how_often(tmp_path: Path, workers, monkeypatch) -> None:
-    monkeypatch.setattr("sparklm.text.prepare.SHARD_TEXT_BYTES", 40)
+    monkeypatch.setattr("sparklm.text.corpus.SHARD_TEXT_BYTES", 40)
     write_corpus(tmp_path, **{f"doc{number}": f"document {number} says {number * 7919}" for number in range(12)})
     make(tmp_path, "one")
     make(tmp_path, "two", workers)
@@ -200,7 +211,7 @@ def test_preparing_again_does_nothing_and_other_text_is_refused(tmp_path: Path) 
 
 
 def test_an_interrupted_preparation_is_finished_with_the_bytes_of_a_clean_one(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("sparklm.text.prepare.SHARD_TEXT_BYTES", 10)
+    monkeypatch.setattr("sparklm.text.corpus.SHARD_TEXT_BYTES", 10)
     write_corpus(tmp_path, a="some text", b="and more text", c="and the end")
 
     class DiesHalfway(InProcess):
@@ -244,6 +255,36 @@ def test_another_tokenizer_is_noticed(tmp_path: Path) -> None:
         Dataset(Folder(str(tmp_path / "dataset")))
 
 
+def test_an_unchanged_dataset_is_parsed_once_and_a_changed_one_anew(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path / "dataset"))
+    with pytest.raises(UserError, match="is not a dataset"):
+        open_dataset(folder)
+    write_corpus(tmp_path, a="some text")
+    make(tmp_path)
+    opened = open_dataset(folder)
+    assert open_dataset(Folder(str(tmp_path / "." / "dataset"))) is opened
+    folder.remove()
+    write_corpus(tmp_path, a="other text")
+    manifest = make(tmp_path)
+    assert open_dataset(folder).manifest == manifest != opened.manifest
+    folder.write_json("manifest.json", {"format": "sparklm dataset 99"})
+    with pytest.raises(UserError, match="sparklm dataset 99"):
+        open_dataset(folder)
+
+
+def test_tokens_are_counted_in_all_of_a_split_or_its_beginning(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("sparklm.text.shards._COUNTED_AT_ONCE", 3)
+    write_corpus(tmp_path, a="abcabba")
+    make(tmp_path, validation_fraction=0)
+    dataset = Dataset(Folder(str(tmp_path / "dataset")))
+    a, b, c = dataset.tokenizer.encode("abc").tolist()
+    counts = dataset.train.count_tokens(dataset.tokenizer.vocab_size)
+    assert [counts[token] for token in (a, b, c, dataset.tokenizer.end_of_text)] == [3, 3, 1, 1]
+    first = dataset.train.count_tokens(dataset.tokenizer.vocab_size, most_tokens=4)
+    assert [first[token] for token in (a, b, c)] == [2, 1, 1]
+    assert first.sum() == 4
+
+
 def test_a_folder_that_is_no_dataset_or_a_newer_one_is_refused(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path))
     with pytest.raises(UserError, match="is not a dataset"):
@@ -273,7 +314,7 @@ def test_large_vocabularies_get_wider_ids() -> None:
 
 def test_the_tokenizer_sample_is_bounded_and_spread(tmp_path: Path) -> None:
     write_corpus(tmp_path, **{f"d{number}": "x" * 100 for number in range(20)})
-    from sparklm.text.corpus import cut_pieces, list_sources
+    from sparklm.text.sources import cut_pieces, list_sources
 
     pieces = cut_pieces(list_sources(str(tmp_path / "corpus")))
     assert len(list(sample_texts(pieces, "text", CleaningConfig(), limit_bytes=500))) == 5
@@ -293,7 +334,7 @@ def test_a_long_document_gives_several_shards_and_the_same_tokens(tmp_path: Path
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "a.txt.gz").write_bytes(gzip.compress(text.encode()))
     make(tmp_path, "one")
-    monkeypatch.setattr("sparklm.text.prepare.SHARD_TOKENS", 500)
+    monkeypatch.setattr("sparklm.text.encode.SHARD_TOKENS", 500)
     manifest = make(tmp_path, "many")
     assert [shard.num_tokens < 700 for shard in manifest.shards] == [True] * 3
     one, many = (Dataset(Folder(str(tmp_path / name))) for name in ("one", "many"))

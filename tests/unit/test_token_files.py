@@ -14,10 +14,10 @@ from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
 from sparklm.placement.in_process import InProcess
 from sparklm.storage import Folder
-from sparklm.text.corpus import cut_pieces, list_sources
+from sparklm.text.formats import read_chunks
 from sparklm.text.prepare import prepare
-from sparklm.text.readers import read_chunks
 from sparklm.text.shards import Dataset, Manifest
+from sparklm.text.sources import cut_pieces, list_sources
 from sparklm.text.token_files import detect_form, parse_ids
 
 
@@ -166,7 +166,9 @@ def test_pieces_never_cut_an_id(tmp_path_factory, ids: list[int], separator: str
     path = tmp_path_factory.mktemp("ids") / "ids.txt"
     path.write_text(separator.join(map(str, ids)))
     chunks = [
-        chunk for piece in cut_pieces(list_sources(str(path), "ids"), piece_bytes) for chunk in read_chunks(piece, "")
+        chunk
+        for piece in cut_pieces(list_sources(str(path), "tokens"), piece_bytes)
+        for chunk in read_chunks(piece, "")
     ]
     assert np.concatenate([parse_ids(chunk.data, "ids", "") for chunk in chunks]).tolist() == ids
     assert sum(chunk.ends_document for chunk in chunks) == 1

@@ -12,7 +12,7 @@ import torch
 from sparklm.config import CleaningConfig, DataConfig
 from sparklm.embeddings import word2vec
 from sparklm.embeddings.skipgram import Sampling, Tables, Word2VecSettings, train_chunk
-from sparklm.embeddings.word2vec import PartResult, Plan, make_plan, merge, train_word2vec
+from sparklm.embeddings.word2vec import PartResult, Plan, average, make_plan, train_word2vec
 from sparklm.errors import TrainingDivergedError, UserError
 from sparklm.placement.in_process import InProcess
 from sparklm.storage import Folder
@@ -214,7 +214,7 @@ def test_the_number_of_parts_follows_the_number_of_tokens(dataset: Dataset) -> N
 def test_rows_move_by_the_mean_of_those_who_moved_them() -> None:
     start = {"input": torch.zeros(3, 1)}
     parts = [{"input": torch.tensor([[2.0], [4.0], [0.0]])}, {"input": torch.tensor([[4.0], [0.0], [0.0]])}]
-    assert merge(start, iter(parts))["input"].flatten().tolist() == [3.0, 4.0, 0.0]
+    assert average(start, iter(parts))["input"].flatten().tolist() == [3.0, 4.0, 0.0]
 
 
 def test_the_threads_of_this_process_are_left_as_they_were(dataset: Dataset, tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from sparklm.text.formats import AUTO, format_names, formats_with_columns, suggested_format
+
 PositiveInt = Annotated[int, Field(ge=1, le=2**40)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 NonEmptyText = Annotated[str, Field(min_length=1)]
@@ -21,8 +23,6 @@ ObjectiveKind = Literal["next_token", "last_token", "embedding"]
 
 TOKENIZER_KINDS = ("bpe", "word", "char", "byte", "gpt2")
 TOKENIZER_FILES = (".json", ".tiktoken")
-_FORMAT_SLIPS = {"txt": "text", "md": "text", "line": "lines", "ids": "tokens", "token": "tokens", "ndjson": "jsonl"}
-FILE_FORMATS = ("auto", "text", "lines", "tokens", "jsonl", "csv", "parquet")
 
 
 class Section(BaseModel):
@@ -47,15 +47,15 @@ class DataConfig(Section):
         None, description="tokens neighbouring windows share, instead of stride"
     )
     format: NonEmptyText = Field(
-        "auto",
-        description="auto, text, lines, tokens, jsonl, csv, parquet, or one that Spark reads (orc, delta, iceberg, …)",
+        AUTO,
+        description=f"{', '.join(format_names())}, or one that Spark reads (orc, delta, iceberg, …)",
     )
     table: NonEmptyText | None = Field(None, description="table of Spark's catalog, instead of a corpus")
     windows: Literal["auto", "stream", "documents"] = Field(
         "auto", description="documents = windows never cross from one document to the next; auto = so for lines"
     )
     text_column: NonEmptyText = Field(
-        "text", description="field or column that holds the text of jsonl, csv and parquet"
+        "text", description=f"field or column that holds the text, of {', '.join(formats_with_columns())}"
     )
     split: Literal["auto", "document", "tail"] = Field("auto", description="how validation text is chosen")
     validation_fraction: Fraction = Field(0.1, description="part of the text kept for validation; 0 = none")
@@ -77,10 +77,11 @@ class DataConfig(Section):
             raise ValueError(f"table {self.table} and corpus {self.corpus} are two sources; give one of them")
         if re.fullmatch(r"[A-Za-z][\w.]*", self.format) is None:
             raise ValueError(
-                f"format {self.format!r} is none of {', '.join(FILE_FORMATS)}, nor a name that Spark knows"
+                f"format {self.format!r} is none of {', '.join(format_names())}, nor a name that Spark knows"
             )
-        if self.format in _FORMAT_SLIPS:
-            raise ValueError(f"format {self.format!r} is unknown; did you mean {_FORMAT_SLIPS[self.format]}?")
+        meant = suggested_format(self.format)
+        if meant is not None:
+            raise ValueError(f"format {self.format!r} is unknown; did you mean {meant}?")
         if self.table is None and self.is_table and self.corpus is None:
             raise ValueError(f"format {self.format} needs a corpus: where the data is")
         return self
@@ -88,7 +89,7 @@ class DataConfig(Section):
     @property
     def is_table(self) -> bool:
         """Whether Spark reads the text: a table of its catalog, or a format that only it knows."""
-        return self.table is not None or self.format not in FILE_FORMATS
+        return self.table is not None or self.format not in format_names()
 
     @model_validator(mode="after")
     def _check_stride(self) -> Self:

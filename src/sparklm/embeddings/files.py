@@ -1,4 +1,4 @@
-"""Token embeddings from outside the model: files of many forms, random ones, and a look at what is near to what.
+"""Files of token embeddings, in many forms.
 
 | what is in the file               | a line or row is                                                               |
 |-----------------------------------|--------------------------------------------------------------------------------|
@@ -9,7 +9,7 @@
 | safetensors                       | a matrix whose row i belongs to token i: what `sparklm embed` writes           |
 
 A row goes to the token with its id, or else to the tokens with its text, with or without the space before it. Tokens
-without a row get the mean of the others, and are named.
+without a row get the mean of the others, and are noted.
 """
 
 from __future__ import annotations
@@ -24,16 +24,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparklm.config import Config
 from sparklm.errors import UserError
-from sparklm.storage import Folder, split_address
-from sparklm.text.shards import Dataset
+from sparklm.storage import split_address
 from sparklm.text.tokenizer import Tokenizer
 
 EMBEDDINGS = "embeddings.safetensors"
 WORD2VEC_ROUNDS = "word2vec-rounds"  # a folder, while Word2Vec is trained
 FloatArray = npt.NDArray[np.float32]
-RunTasks = Callable[[Callable[[str], str], Sequence[str], str], list[str]]  # as Workers.run_tasks in prepare.py
+RunTasks = Callable[[Callable[[str], str], Sequence[str], str], list[str]]  # as Workers.run_tasks in text/corpus.py
 _TOKEN_NAMES = ("token", "word", "text", "key")
 _ID_NAMES = ("id", "tokenid", "index")
 _COUNT_NAMES = ("count", "frequency", "freq")
@@ -43,7 +41,7 @@ _WORD2VEC_HEADER = re.compile(rb"\d{1,12} \d{1,9}\s*")
 
 @dataclass(frozen=True, kw_only=True)
 class Embeddings:
-    """A vector for every token, and what to tell about them."""
+    """A vector for every token, and what to note about them."""
 
     vectors: FloatArray  # (vocabulary, size)
     notes: list[str]
@@ -60,49 +58,8 @@ class _Rows:
     places: Sequence[str] = field(default_factory=list)  # of rows, for messages
 
 
-def make_embeddings(
-    kind: str,
-    size: int,
-    config: Config,
-    dataset: Dataset,
-    work: Folder,
-    run_tasks: RunTasks,
-    on_round: Callable[[int, int], None] | None = None,
-) -> Embeddings:
-    """Make embeddings of a kind: random vectors of a size, Word2Vec's, or those of a file, which have their own size.
-
-    `work` holds what a stopped Word2Vec needs to go on; `on_round` hears how many of its rounds are done, of how many.
-    """
-    vocab_size, seed = dataset.manifest.vocab_size, config.training.seed
-    if kind == "random":
-        return Embeddings(vectors=random_embeddings(vocab_size, size, seed), notes=[])
-    if kind == "word2vec":
-        from sparklm.embeddings.skipgram import Word2VecSettings
-        from sparklm.embeddings.word2vec import train_word2vec
-
-        settings = Word2VecSettings(**config.word2vec.model_dump(), size=size, seed=seed)
-        return Embeddings(
-            vectors=train_word2vec(dataset.folder, work, settings, run_tasks, on_round),
-            notes=[f"embeddings: Word2Vec of size {size}, trained on {len(dataset.train):,} tokens"],
-        )
-    return read_embeddings(kind, dataset.tokenizer)
-
-
-def random_embeddings(vocab_size: int, size: int, seed: int) -> FloatArray:
-    """Draw vectors of length about one."""
-    vectors: FloatArray = np.random.default_rng(seed).standard_normal((vocab_size, size), dtype=np.float32)
-    return vectors / np.float32(size**0.5)
-
-
-def write_embeddings(folder: Folder, name: str, vectors: FloatArray) -> None:
-    """Write vectors where a training run or a later look finds them."""
-    from safetensors.numpy import save
-
-    folder.write_bytes(name, save({"embeddings": np.ascontiguousarray(vectors)}))
-
-
 def read_embeddings(address: str, tokenizer: Tokenizer) -> Embeddings:
-    """Read a file of embeddings and give every token of a vocabulary its vector."""
+    """The vectors in a file for every token of a vocabulary."""
     folder, name = split_address(address)
     try:
         data = folder.read_bytes(name)
@@ -116,7 +73,7 @@ def read_embeddings(address: str, tokenizer: Tokenizer) -> Embeddings:
 
 
 def _reader_of(data: bytes) -> Callable[[bytes, str], _Rows]:
-    """Choose how to read a file by what is in it, whatever its name says."""
+    """How to read a file, by what is in it, whatever its name says."""
     if data.startswith(b"PAR1"):
         return _from_parquet
     if data[8:9] == b"{" and int.from_bytes(data[:8], "little") <= len(data) - 8:
@@ -126,31 +83,9 @@ def _reader_of(data: bytes) -> Callable[[bytes, str], _Rows]:
 
 
 def _is_text(data: bytes) -> bool:
-    """Say whether the beginning of something is text; floats as bytes are not."""
+    """Whether the beginning of something is text; floats as bytes are not."""
     text = data.decode(errors="replace").rstrip("\ufffd")  # a character may be cut at the end
     return "\ufffd" not in text and all(character.isprintable() or character.isspace() for character in text)
-
-
-def nearest_tokens(vectors: FloatArray, token_id: int, count: int) -> list[tuple[int, float]]:
-    """Give the tokens whose vectors point most in the direction of a token's, with the cosines."""
-    lengths = np.linalg.norm(vectors, axis=1)
-    cosines = vectors @ vectors[token_id] / np.maximum(lengths * lengths[token_id], 1e-12)
-    cosines[token_id] = -np.inf
-    nearest = np.argsort(-cosines, kind="stable")[:count]
-    return [(int(other), float(cosines[other])) for other in nearest]
-
-
-def find_token(tokenizer: Tokenizer, text: str) -> int:
-    """Give the one token that a word is: with the space before it, as inside a sentence, or without."""
-    for candidate in (f" {text}", text):
-        ids = tokenizer.encode(candidate).tolist()
-        if len(ids) == 1 and ids[0] != tokenizer.unknown:
-            return int(ids[0])
-    ids = tokenizer.encode(f" {text}").tolist()
-    if tokenizer.unknown in ids:
-        raise UserError(f"{text!r} is not in the vocabulary")
-    parts = ", ".join(repr(tokenizer.token_text(token)) for token in ids)
-    raise UserError(f"{text!r} is not one token of this vocabulary, but {len(ids)}: {parts}; ask for one of these")
 
 
 def _assign(rows: _Rows, tokenizer: Tokenizer, address: str) -> Embeddings:
@@ -295,7 +230,7 @@ def _separator(line: str) -> str:
 
 
 def _fields(line: str, separator: str) -> list[str]:
-    """Cut a line into fields; brackets around a vector are no part of it, quotes around a token neither."""
+    """The fields of a line; brackets around a vector are no part of it, quotes around a token neither."""
     line = line.rstrip("\r\n")
     if line.count("[") == 1 and line.endswith("]"):
         line = line.replace("[", "").replace("]", "")
@@ -309,7 +244,7 @@ def _fields(line: str, separator: str) -> list[str]:
 
 
 def _is_header(fields: list[str]) -> bool:
-    """Say whether a first line names the columns: its numbers, if it has any, only count them.
+    """Whether a first line names the columns: its numbers, if it has any, only count them.
 
     >>> [_is_header(line.split(",")) for line in ("token,id,v1,v2", "id,0,1,2", ",0,1,2", "the,7,0.5,1")]
     [True, True, True, False]
@@ -319,7 +254,7 @@ def _is_header(fields: list[str]) -> bool:
 
 
 def _columns(header: list[str], rows: list[list[str]]) -> tuple[int | None, int | None]:
-    """Find which columns hold the token and the id: by their names, or by what is in them.
+    """The columns that hold the token and the id: by their names, or by what is in them.
 
     Whole numbers in front of numbers that are not whole are ids; where all are whole, only a first column of them is.
     """
@@ -338,13 +273,13 @@ def _columns(header: list[str], rows: list[list[str]]) -> tuple[int | None, int 
 
 
 def _vector_columns(header: list[str], width: int, token_column: int | None, id_column: int | None) -> list[int]:
-    """Give the columns that make up the vector: all but the token, the id and a count."""
+    """The columns that make up the vector: all but the token, the id and a count."""
     others = {place for place, name in enumerate(header) if _plain(name) in _COUNT_NAMES}
     return [place for place in range(width) if place not in {token_column, id_column, *others}]
 
 
 def _take(fields: list[str], columns: list[int], width: int) -> list[str]:
-    """Take the vector out of a row; one that is too short or too long keeps its length, to be refused."""
+    """The vector in a row; one that is too short or too long keeps its length, to be refused."""
     return [fields[column] for column in columns] if len(fields) == width else fields[columns[0] if columns else 0 :]
 
 
@@ -357,7 +292,7 @@ def _joined(fields: list[str], width: int, separator: str) -> list[str]:
 
 
 def _stack(rows: Sequence[Sequence[Any]], address: str, places: Sequence[str]) -> FloatArray:
-    """Make one matrix; rows of different lengths, and what is no number, are refused with their place."""
+    """One matrix; rows of different lengths, and what is no number, are refused with their place."""
     sizes = [len(row) for row in rows]
     if not sizes or sizes[0] == 0:
         raise UserError(f"{address} has no vectors: only {len(sizes)} rows without a number")

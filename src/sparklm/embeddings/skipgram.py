@@ -1,6 +1,6 @@
 """Skip-gram with negative sampling, as matrix products: the arithmetic of Word2Vec, for one chunk of tokens.
 
-Word2Vec takes one pair of words at a time. Here the kept tokens are cut into blocks of B neighbours; one product gives
+Word2Vec takes one pair of words at a time. Here the kept tokens are cut into blocks of B neighbours; one product makes
 the scores of a block's centres with all tokens around them and with K noise tokens that the block shares, a table of
 masks says which scores are pairs within the window, and two more products give the gradients in closed form. Some
 blocks together are one update. What is learned is the same in expectation; noise tokens weigh so much that each pair
@@ -51,7 +51,7 @@ class Tables:
 
     @classmethod
     def initial(cls, vocab_size: int, size: int, seed: int) -> Tables:
-        """Begin with small random inputs and with outputs of zero, as Word2Vec does."""
+        """Small random inputs and outputs of zero, as Word2Vec begins."""
         random = _generator(seed)
         input_VD = (torch.rand(vocab_size, size, generator=random) - 0.5) / size
         return cls(input_VD, torch.zeros(vocab_size, size))
@@ -87,7 +87,7 @@ class Sampling:
 
 
 def trained_tokens(counts_V: Int64Array, end_of_text: int, settings: Word2VecSettings) -> npt.NDArray[np.bool_]:
-    """Say which tokens get a vector of their own: those that are frequent enough, and not the end of text."""
+    """Which tokens get a vector of their own: those that are frequent enough, and not the end of text."""
     trained_V = counts_V >= settings.min_count
     trained_V[end_of_text] = False
     return trained_V
@@ -135,14 +135,14 @@ def _update(tables: Tables, centres_NB: Tensor, outputs_NO: Tensor, masks_NB: Te
 
 
 def _thin_out(tokens: Tensor, sampling: Sampling, random: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Drop tokens at random, frequent ones more often; give the others and the number of each one's document."""
+    """The tokens that are left when some are dropped at random, frequent ones more often; their documents' numbers."""
     keep = torch.rand(len(tokens), generator=random) < sampling.keep_V[tokens]
     document = torch.cumsum(tokens == sampling.end_of_text, 0)
     return tokens[keep], document[keep]
 
 
 def _choose_masks(document_T: Tensor, block: int, window: int, random: torch.Generator) -> Tensor:
-    """Draw each centre's window, cut it at its document's ends, and give the row of `_weights` that fits."""
+    """The row of `_weights` for each centre's window, which is drawn at random and cut at its document's ends."""
     place_T = torch.arange(len(document_T))
     first_T = torch.searchsorted(document_T, document_T)
     last_T = torch.searchsorted(document_T, document_T, right=True) - 1
@@ -152,7 +152,7 @@ def _choose_masks(document_T: Tensor, block: int, window: int, random: torch.Gen
 
 
 def _weights(settings: Word2VecSettings, block: int) -> Tensor:
-    """List the weights of a centre's scores for every place in the block and every reach before and after it.
+    """The weights of a centre's scores for every place in the block and every reach before and after it.
 
     Row (place, before, after) of B · (window + 1)² = M rows has 1 for each context within reach, and for each noise
     token as much as makes `negatives` for each of these contexts.
@@ -170,14 +170,14 @@ def _weights(settings: Word2VecSettings, block: int) -> Tensor:
 
 
 def _draw_noise(noise: Tensor, num_blocks: int, random: torch.Generator) -> Tensor:
-    """Draw each block's noise tokens, one from each of K equal bands of frequency, which evens out the draws."""
+    """Each block's noise tokens, one from each of K equal bands of frequency, which evens out the draws."""
     band = len(noise) // _NOISE
     draws_UK = torch.randint(0, band, (num_blocks, _NOISE), generator=random) + torch.arange(_NOISE) * band
     return noise[draws_UK]
 
 
 def _keep_probability(frequency: npt.NDArray[np.float64], subsample: float) -> npt.NDArray[np.float64]:
-    """Give Word2Vec's chance of staying for each frequency."""
+    """Word2Vec's chance of staying for each frequency."""
     if subsample == 0:
         return np.ones_like(frequency)
     ratio = subsample / np.maximum(frequency, 1e-300)
@@ -185,9 +185,9 @@ def _keep_probability(frequency: npt.NDArray[np.float64], subsample: float) -> n
 
 
 def _centres_per_update(counts: npt.NDArray[np.float64], settings: Word2VecSettings, highest_rate: float) -> int:
-    """Say how many centres may learn from the same tables.
+    """How many centres may learn from the same tables.
 
-    Their steps add up where they meet in the same rows of outputs: the more, the fewer tokens make up most of the text.
+    Their steps add up where they change the same rows of outputs: the more, the fewer tokens make up most of the text.
     Crowding is the rate times the steps that an average noise token's row gets in one update. Vectors exploded at 0.8
     (bytes) and at 1.1 (words), and did not at 0.4 and 0.6.
     """
@@ -197,7 +197,7 @@ def _centres_per_update(counts: npt.NDArray[np.float64], settings: Word2VecSetti
 
 
 def _noise_table(counts: npt.NDArray[np.float64]) -> Int64Array:
-    """List tokens, frequent ones first, each as often as its share of the noise."""
+    """Tokens, frequent ones first, each as often as its share of the noise."""
     order = np.argsort(-counts, kind="stable")
     shares = np.cumsum(counts[order] ** _NOISE_EXPONENT)
     ends = np.rint(shares / shares[-1] * _NOISE_DRAWS).astype(np.int64)

@@ -1,13 +1,13 @@
-"""Word2Vec on the tokens of a dataset: parts learn side by side in rounds, and meet after each.
+"""Word2Vec on the tokens of a dataset: parts learn side by side in rounds, and are averaged after each.
 
     counts-<sha256>.safetensors    counts of tokens: what thinning and noise are drawn by
     tables-<sha256>.safetensors    vectors after a round, or what one part made of them
     progress.json                  written last: which round comes next, and from which tables
 
-The train split is cut into chunks, and these into `parts` runs of neighbours. In a round every part takes the same
-tables, learns from its next chunks (`train_part`) and writes what it has made; then each row becomes the mean of those
-that changed it, in the order of the parts. `train_part` needs nothing but its order, so it runs in this process or
-anywhere else, any number of times, and gives the same bytes.
+The train split is cut into chunks, and these into `parts` runs of neighbours. In a round every part starts from the
+same tables, learns from its next chunks (`train_part`) and writes what it has made; then each row becomes the mean of
+those that changed it, in the order of the parts. `train_part` needs nothing but its order, so it runs in this process
+or anywhere else, any number of times, and makes the same bytes.
 
 Guarantees: the vectors are a function of the dataset and the settings (and of the kind of processor); neither who runs
 the parts, nor a retry, nor a resume changes them. A file counts only if its content fits the hash in its name.
@@ -33,17 +33,15 @@ from sparklm.embeddings.files import WORD2VEC_ROUNDS, FloatArray, RunTasks
 from sparklm.embeddings.skipgram import Sampling, Tables, Word2VecSettings, train_chunk, trained_tokens
 from sparklm.errors import TrainingDivergedError, UserError
 from sparklm.storage import Folder, read_record
-from sparklm.text.shards import TOKENIZER, Manifest, open_split, read_manifest
-from sparklm.text.tokenizer import Tokenizer
+from sparklm.text.shards import Manifest, open_dataset, open_split, read_manifest
 from sparklm.text.windows import Int64Array, derive_seed
 
 _CHUNK_TOKENS = 1 << 16
 _PART_TOKENS = 16_000_000  # a part for each of these, unless the settings say how many
-_ROUND_CHUNKS = 8  # of each part, where parts must meet
+_ROUND_CHUNKS = 8  # of each part, where parts must be averaged
 _LONE_ROUND_CHUNKS = 64  # where there is only one part, a round is no more than a checkpoint
 _LARGEST_BOOST = 2.0
 _LOWEST_RATE = 1e-4  # of the learning rate, as in the original
-_COUNTED_AT_ONCE = 1 << 22
 _PROGRESS = "progress.json"
 _FORMAT = "sparklm word2vec 1"
 
@@ -113,14 +111,14 @@ class Plan:
         return self.epochs * self.rounds_per_epoch
 
     def chunks(self, part: int, round_: int) -> range:
-        """Give the numbers of the chunks that a part has in a round."""
+        """The numbers of the chunks that a part has in a round."""
         first, last = (number * self.num_chunks // self.num_parts for number in (part, part + 1))
         cuts = [first + (last - first) * cut // self.rounds_per_epoch for cut in range(self.rounds_per_epoch + 1)]
         place = round_ % self.rounds_per_epoch
         return range(cuts[place], cuts[place + 1])
 
     def progress(self, round_: int, done: float) -> float:
-        """Say how far training is in a round of which some is done, from 0 to 1."""
+        """How far training is in a round of which some is done, from 0 to 1."""
         return (round_ + done) / self.num_rounds
 
 
@@ -131,10 +129,10 @@ def train_word2vec(
     run_tasks: RunTasks,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> FloatArray:
-    """Train, and give a vector for each id of the dataset's tokenizer: an array of shape (V, D).
+    """A trained vector for each id of the dataset's tokenizer: an array of shape (V, D).
 
-    Ids that are too rare, and the end of text, get the mean of all others. `on_progress` hears how many rounds are
-    done, and of how many. The work folder holds what a stopped training needs to go on, and nothing in the end.
+    Ids that are too rare, and the end of text, get the mean of all others. `on_progress` is called with how many
+    rounds are done, and of how many. The work folder holds what a stopped training needs to go on; in the end, nothing.
     """
     tables, trained_V = train_tables(dataset_folder, work_folder, settings, run_tasks, on_progress)
     vectors_VD: FloatArray = tables.input_VD.numpy()
@@ -150,9 +148,10 @@ def train_tables(
     run_tasks: RunTasks,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Tables, npt.NDArray[np.bool_]]:
-    """Train, and give both tables and which ids were trained; the work folder keeps its files."""
+    """Both tables after training, and which ids were trained; the work folder keeps its files."""
     dataset_folder, work = dataset_folder.absolute(), _rounds_folder(work_folder)
-    manifest, end_of_text = read_manifest(dataset_folder), _read_end_of_text(dataset_folder)
+    dataset = open_dataset(dataset_folder)
+    manifest, end_of_text = dataset.manifest, dataset.tokenizer.end_of_text
     plan = make_plan(manifest, settings)
     progress = _resume(work, manifest, settings) or _begin(dataset_folder, work, manifest, settings)
     counts_V = _read(work, progress.counts_file)["counts"].numpy()
@@ -209,36 +208,36 @@ def train_part(order: PartOrder) -> PartResult:
 
 
 def make_plan(manifest: Manifest, settings: Word2VecSettings) -> Plan:
-    """Cut a dataset's train split into parts and rounds. The number of machines has no say in it."""
+    """A dataset's train split in parts and rounds. The number of machines has no influence on it."""
     num_tokens = manifest.num_tokens("train")
     num_parts = settings.parts or max(1, num_tokens // _PART_TOKENS)
     most_parts = max(1, num_tokens // _CHUNK_TOKENS)
     return Plan(num_tokens=num_tokens, num_parts=min(num_parts, most_parts), epochs=settings.epochs)
 
 
-def merge(start: dict[str, Tensor], parts: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Move each row by the mean of the moves of those parts that have moved it, summed in the order of the parts.
+def average(start: dict[str, Tensor], parts: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Each row moved by the mean of the updates of those parts that changed it, summed in the order of the parts.
 
-    A plain mean would slow down the rows of rare tokens, which few parts meet; a sum overshoots for frequent ones.
+    A plain mean would slow down the rows of rare tokens, which few parts hold; a sum overshoots for frequent ones.
     """
     totals = {name: torch.zeros_like(table) for name, table in start.items()}
-    movers = {name: torch.zeros(len(table), 1) for name, table in start.items()}
+    changed_by = {name: torch.zeros(len(table), 1) for name, table in start.items()}
     for part in parts:
         for name, table in start.items():
-            move = part[name] - table
-            movers[name] += (move != 0).any(dim=1, keepdim=True)
-            totals[name] += move
-    return {name: table + totals[name] / movers[name].clamp_min(1) for name, table in start.items()}
+            update = part[name] - table
+            changed_by[name] += (update != 0).any(dim=1, keepdim=True)
+            totals[name] += update
+    return {name: table + totals[name] / changed_by[name].clamp_min(1) for name, table in start.items()}
 
 
 def _commit_round(work: Folder, progress: Progress, results: list[PartResult]) -> Progress:
-    """Merge what the parts made, note that the round is done, and remove what is no longer needed."""
+    """Average what the parts made, note that the round is done, and remove what is no longer needed."""
     files = [result.tables_file for result in sorted(results, key=lambda result: result.part)]
-    merged = files[0]
+    averaged = files[0]
     if len(files) > 1:
         start = _read(work, progress.tables_file)
-        merged = _write(work, "tables", merge(start, (_read(work, file) for file in files)))
-    progress = progress.model_copy(update={"tables_file": merged, "next_round": progress.next_round + 1})
+        averaged = _write(work, "tables", average(start, (_read(work, file) for file in files)))
+    progress = progress.model_copy(update={"tables_file": averaged, "next_round": progress.next_round + 1})
     work.write_text(_PROGRESS, progress.model_dump_json(indent=2))
     _remove_others(work, progress)
     return progress
@@ -246,7 +245,7 @@ def _commit_round(work: Folder, progress: Progress, results: list[PartResult]) -
 
 def _begin(dataset_folder: Folder, work: Folder, manifest: Manifest, settings: Word2VecSettings) -> Progress:
     """Count the tokens and write the first tables."""
-    counts_V = _count_tokens(dataset_folder, manifest)
+    counts_V = open_split(dataset_folder, manifest, "train").count_tokens(manifest.vocab_size)
     initial = Tables.initial(manifest.vocab_size, settings.size, derive_seed(settings.seed, settings.epochs))
     progress = Progress(
         dataset_sha256=manifest.fingerprint,
@@ -261,7 +260,7 @@ def _begin(dataset_folder: Folder, work: Folder, manifest: Manifest, settings: W
 
 
 def _resume(work: Folder, manifest: Manifest, settings: Word2VecSettings) -> Progress | None:
-    """Give how far a training of the same dataset with the same settings has come, or None."""
+    """How far a training of the same dataset with the same settings has come, or None."""
     try:
         progress = read_record(work, _PROGRESS, Progress, _FORMAT)
     except FileNotFoundError:
@@ -276,27 +275,13 @@ def _remove_others(work: Folder, progress: Progress) -> None:
             work.remove(name)
 
 
-def _count_tokens(folder: Folder, manifest: Manifest) -> Int64Array:
-    """Count how often each id occurs in the train split, in bounded memory."""
-    counts_V, num_tokens = np.zeros(manifest.vocab_size, dtype=np.int64), manifest.num_tokens("train")
-    stream = open_split(folder, manifest, "train")
-    for start in range(0, num_tokens, _COUNTED_AT_ONCE):
-        tokens = stream.read(start, min(_COUNTED_AT_ONCE, num_tokens - start))
-        counts_V += np.bincount(tokens, minlength=manifest.vocab_size)
-    return counts_V
-
-
 def _read_chunks(folder: Folder, manifest: Manifest, chunks: range) -> Iterator[tuple[int, Int64Array]]:
-    """Read the tokens of neighbouring chunks at once, and give them chunk by chunk."""
+    """The tokens of neighbouring chunks, read at once."""
     num_tokens = manifest.num_tokens("train")
     start, stop = chunks.start * _CHUNK_TOKENS, min(chunks.stop * _CHUNK_TOKENS, num_tokens)
     tokens = open_split(folder, manifest, "train").read(start, max(0, stop - start))
     for place, number in enumerate(chunks):
         yield number, tokens[place * _CHUNK_TOKENS : (place + 1) * _CHUNK_TOKENS]
-
-
-def _read_end_of_text(folder: Folder) -> int:
-    return Tokenizer.from_json(folder.read_text(TOKENIZER), folder.address(TOKENIZER)).end_of_text
 
 
 def _rounds_folder(work_folder: Folder) -> Folder:
@@ -320,7 +305,7 @@ def _write_tables(work: Folder, tables: Tables) -> str:
 
 
 def _write(work: Folder, kind: str, tensors: dict[str, Tensor]) -> str:
-    """Write tensors under a name that says what is in them."""
+    """Write tensors under a name that has the hash of what is in them; the name is returned."""
     data = safetensors.torch.save(tensors)
     name = f"{kind}-{hashlib.sha256(data).hexdigest()}.safetensors"
     work.write_bytes(name, data)
@@ -328,7 +313,7 @@ def _write(work: Folder, kind: str, tensors: dict[str, Tensor]) -> str:
 
 
 def _read(work: Folder, name: str) -> dict[str, Tensor]:
-    """Read tensors after checking them."""
+    """The tensors in a file, checked."""
     data = work.read_bytes(name)
     if hashlib.sha256(data).hexdigest() not in name:
         raise UserError(f"{work.address(name)} does not fit its checksum; delete {work} and train again")

@@ -9,7 +9,8 @@ from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
 from sparklm.placement.protocol import EpochWork, SessionFacts
 from sparklm.progress.watcher import Watcher
-from sparklm.text.prepare import Corpus, ShardRequest, find_duplicates_here
+from sparklm.text.corpus import Corpus
+from sparklm.text.encode import ShardRequest, find_duplicates_here
 from sparklm.training.metrics import ClusterFigures
 from sparklm.training.phases import StepProgress
 from sparklm.training.run import Run

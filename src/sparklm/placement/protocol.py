@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from sparklm.config import CleaningConfig, DataConfig
     from sparklm.progress.watcher import Watcher
-    from sparklm.text.prepare import Corpus, ShardRequest
+    from sparklm.text.corpus import Corpus
+    from sparklm.text.encode import ShardRequest
     from sparklm.training.metrics import ClusterFigures
     from sparklm.training.run import Run
     from sparklm.training.sync.rounds import Round

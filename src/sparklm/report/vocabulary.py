@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sparklm.embeddings.nearest import nearest, unit_rows
 from sparklm.errors import UserError
 from sparklm.models.model_zip import load_model
 from sparklm.report.charts import BLUE, PURPLE, Plot, chart_text, frame, short
@@ -19,7 +20,6 @@ from sparklm.text.tokenizer import Tokenizer
 from sparklm.training.run import MODEL
 
 MOST_TOKENS = 10_000_000
-_AT_ONCE = 1_000_000
 _MOST_BARS, _MOST_RANKS, _MOST_WORDS = 30, 400, 200
 _FEW_WORDS = 20  # fewer make no neighbourhood
 _NUM_NEIGHBOURS = 5
@@ -55,13 +55,11 @@ def count_tokens(facts: RunFacts) -> TokenCounts | Missing:
 
 
 def _count(dataset: Dataset) -> TokenCounts:
-    stream, size = dataset.train, dataset.manifest.vocab_size
-    num_counted = min(len(stream), MOST_TOKENS)
-    counts = np.zeros(size, dtype=np.int64)
-    for start in range(0, num_counted, _AT_ONCE):
-        counts += np.bincount(stream.read(start, min(_AT_ONCE, num_counted - start)), minlength=size)
     return TokenCounts(
-        tokenizer=dataset.tokenizer, counts=counts, num_counted=num_counted, num_tokens=len(dataset.train)
+        tokenizer=dataset.tokenizer,
+        counts=dataset.train.count_tokens(dataset.manifest.vocab_size, MOST_TOKENS),
+        num_counted=min(len(dataset.train), MOST_TOKENS),
+        num_tokens=len(dataset.train),
     )
 
 
@@ -117,11 +115,11 @@ def neighbourhood(facts: RunFacts, counted: TokenCounts | Missing) -> Plot | Mis
         trained = load_model(facts.run.address(MODEL))
     except UserError as error:
         return Missing(str(error))
-    vectors = unit_rows(trained.model.token_embeddings.detach().numpy())
+    vectors = trained.model.token_embeddings.detach().numpy()
     words = readable_tokens(counted)
     if len(words) < 3:
         return Missing(f"the text has only {len(words)} tokens that are readable words")
-    places = in_plane(vectors[words])
+    places = in_plane(unit_rows(vectors)[words])
     names = [visible(counted.tokenizer.token_text(word)) for word in words]
     figure = frame("first main direction", "second main direction", hovermode="closest", showlegend=False)
     figure.add_scatter(
@@ -162,12 +160,6 @@ def readable_tokens(counted: TokenCounts) -> list[int]:
     return chosen[:_MOST_WORDS]
 
 
-def unit_rows(vectors: Vectors) -> Vectors:
-    """Scale every vector to length one, so that products are cosines."""
-    scaled: Vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    return scaled
-
-
 def in_plane(vectors: Vectors) -> Vectors:
     """Project onto the two directions in which the vectors differ most (PCA), each turned so that its sign is fixed."""
     centred = vectors - vectors.mean(axis=0)
@@ -191,14 +183,9 @@ def visible(text: str) -> str:
 
 def _neighbours(vectors: Vectors, words: list[int], counted: TokenCounts) -> list[str]:
     """List, for each word, the tokens of the text whose vectors point most in its direction, with the cosines."""
-    seen = np.asarray(counted.ranked)
-    cosines = vectors[words] @ vectors[seen].T
-    cosines[seen[None, :] == np.asarray(words)[:, None]] = -np.inf
-    nearest = np.argsort(-cosines, axis=1, kind="stable")[:, : min(_NUM_NEIGHBOURS, len(seen) - 1)]
     return [
         "<br>".join(
-            f"{row[place]:.3f}  {chart_text(visible(counted.tokenizer.token_text(int(seen[place]))))}"
-            for place in places
+            f"{cosine:.3f}  {chart_text(visible(counted.tokenizer.token_text(token)))}" for token, cosine in near
         )
-        for row, places in zip(cosines, nearest, strict=True)
+        for near in nearest(vectors, words, _NUM_NEIGHBOURS, among=counted.ranked)
     ]

@@ -1,6 +1,6 @@
 """Duplicate documents found by a Spark query: the rule of text/cleaning.py, for any number of documents.
 
-Tasks read the text and give one row for each key of each document; Spark brings equal keys together. What is left out
+Tasks read the text and return one row for each key of each document; Spark brings equal keys together. What is left out
 goes from the tasks to storage, shard by shard: the driver sees only how many shards are concerned.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sparklm.spark.tasks import guarded, name_jobs, run_query
 from sparklm.storage import Folder
 from sparklm.text.cleaning import Signature, least_agreement
-from sparklm.text.prepare import ShardRequest, sign_shard, write_duplicates
+from sparklm.text.encode import ShardRequest, sign_shard, write_duplicates
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,7 +39,7 @@ def find_duplicates_in_files(session: SparkSession, requests: Sequence[ShardRequ
 
 
 def find_duplicates(session: SparkSession, sign: Callable[[], DataFrame], request: ShardRequest) -> set[int]:
-    """Compare every document with the first of each of its keys; write down those to leave out."""
+    """Compare every document with the first of each of its keys; the shards that lose documents are returned."""
     kept: list[DataFrame] = []
     name_jobs(session, "sparklm: prepare, find duplicates")
 
@@ -77,7 +77,7 @@ def _duplicates(signatures: DataFrame, agreement: float) -> DataFrame:
 
 
 def signature_batches(shard: int, signatures: Iterable[Signature]) -> Iterator[Any]:
-    """Give signatures as Arrow batches; a hash keeps its bits, read as a signed number."""
+    """Signatures as Arrow batches; a hash keeps its bits, read as a signed number."""
     import pyarrow
 
     def batch(rows: list[Signature]) -> Any:

@@ -21,7 +21,8 @@ from sparklm.spark.session import start_session
 from sparklm.spark.supervision import Supervisor, TaskCounter
 from sparklm.spark.tables import TableCorpus
 from sparklm.spark.tasks import Watch, name_jobs, run_tasks
-from sparklm.text.prepare import Corpus, ShardRequest
+from sparklm.text.corpus import Corpus
+from sparklm.text.encode import ShardRequest
 from sparklm.training.checkpoint.commit import latest_step
 from sparklm.training.metrics import ClusterFigures
 from sparklm.training.replica import StepCallback

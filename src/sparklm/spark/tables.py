@@ -17,15 +17,9 @@ from sparklm.errors import UserError
 from sparklm.spark.duplicates import SIGNATURE_SCHEMA, find_duplicates, signature_batches
 from sparklm.spark.tasks import ANSWER_SCHEMA, answer, collect_answers, guarded, name_jobs, run_query
 from sparklm.text.cleaning import clean
-from sparklm.text.prepare import (
-    SHARD_TEXT_BYTES,
-    TOKENIZER_SAMPLE_BYTES,
-    Form,
-    ShardRequest,
-    ShardResult,
-    encode_shard,
-    sign_shard,
-)
+from sparklm.text.corpus import SHARD_TEXT_BYTES, TOKENIZER_SAMPLE_BYTES
+from sparklm.text.encode import ShardRequest, ShardResult, encode_shard, sign_shard
+from sparklm.text.formats import Form
 from sparklm.text.readers import Chunk, make_chunk, missing_column
 from sparklm.text.shards import Input
 from sparklm.text.token_files import Vocabulary
@@ -35,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class TableCorpus:
-    """A corpus (see text/prepare.py) whose documents are the rows of a table."""
+    """A corpus (see text/corpus.py) whose documents are the rows of a table."""
 
     form: Form = "text"
 
@@ -58,7 +52,7 @@ class TableCorpus:
         self._num_shards = max(1, -(-self.text_bytes // SHARD_TEXT_BYTES))
 
     def sample_texts(self) -> Iterator[str]:
-        """Take the rows whose hashes are smallest, until there is enough text: a fair sample, always the same."""
+        """The rows whose hashes are smallest, until there is enough text: a fair sample, always the same."""
         name_jobs(self._session, f"sparklm: prepare, take a sample of {self._name}")
         share, texts = min(1.0, 1.2 * TOKENIZER_SAMPLE_BYTES / max(1, self.text_bytes)), [b""]
         while sum(map(len, texts)) < min(TOKENIZER_SAMPLE_BYTES, self.text_bytes):
@@ -110,7 +104,7 @@ class TableCorpus:
 
 
 def _open_rows(session: SparkSession, data: DataConfig) -> DataFrame:
-    """Open the table and take its text, as bytes, with a hash of it."""
+    """The table's text, as bytes, with a hash of it."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import AnalysisException, PySparkException
     from pyspark.sql import functions as F
@@ -138,7 +132,7 @@ def _open_rows(session: SparkSession, data: DataConfig) -> DataFrame:
 
 
 def _chunks(batches: Iterator[Any], name: str, counts: Counter[str]) -> Iterator[Chunk]:
-    """Give the rows of a partition as documents, named by their hash."""
+    """The rows of a partition as documents, named by their hash."""
     for batch in batches:
         for number, text in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
             counts["input_bytes"] += len(text)

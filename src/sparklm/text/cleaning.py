@@ -50,10 +50,10 @@ def clean(
     counts: Counter[str],
     duplicates: Collection[int] = (),
 ) -> Iterator[tuple[int, Chunk]]:
-    """Clean a sequence of chunks and count what is left out; `duplicates` are the numbers of documents to drop.
+    """The chunks that are left, each with its document's number: from 0, in the order in which they begin.
 
-    Gives each chunk with its document's number: from 0, in the order in which they begin. The bytes of every document
-    that is read end up in exactly one of the counts of kept, empty, short, duplicate and licence bytes.
+    `duplicates` are the numbers of documents to drop. The bytes of every document that is read end up in exactly one of
+    the counts of kept, empty, short, duplicate and licence bytes.
     """
     held: list[Chunk] = []
     number, held_length = -1, 0
@@ -142,7 +142,7 @@ class Signature:
 
 
 def sign_documents(chunks: Iterable[Chunk], cleaning: CleaningConfig) -> Iterator[Signature]:
-    """Give the signature of every document that cleaning keeps; documents must be whole."""
+    """The signature of every document that cleaning keeps; documents must be whole."""
     is_exact = cleaning.duplicates == "exact"
     signer: _ExactSigner | _NearSigner = _ExactSigner()
     last = -1
@@ -156,7 +156,7 @@ def sign_documents(chunks: Iterable[Chunk], cleaning: CleaningConfig) -> Iterato
 
 
 def least_agreement(cleaning: CleaningConfig) -> float:
-    """Give the part of two signatures that must agree for their documents to count as duplicates."""
+    """The part of two signatures that must agree for their documents to count as duplicates."""
     return 1.0 if cleaning.duplicates == "exact" else cleaning.similarity
 
 
@@ -205,7 +205,7 @@ class _NearSigner:
 
 
 def rows_per_band(similarity: float) -> int:
-    """Choose how many values of a signature make a key: as many as still find nearly all pairs of this similarity.
+    """How many values of a signature make a key: as many as still find nearly all pairs of this similarity.
 
     >>> rows_per_band(0.8), rows_per_band(0.5)
     (7, 3)
@@ -229,7 +229,7 @@ class DuplicateFinder:
         self._firsts: dict[int, HashArray] = {}
 
     def is_duplicate(self, signature: Signature) -> bool:
-        """Say whether an earlier document is the same, and remember this one."""
+        """Whether an earlier document is the same; this one is remembered."""
         found = False
         for key in signature.keys.tolist():
             first = self._firsts.setdefault(key, signature.values)

@@ -1,253 +1,183 @@
-"""Raw text: which files make up a corpus, and how they are cut into pieces.
+"""Where documents come from: files (`FileCorpus`), or a table that Spark reads (spark/tables.py).
 
-Files are cut into *pieces* by byte offsets, so that a huge file is read by many tasks at once and never has to fit in
-memory. A plan of pieces depends on the files' names and sizes alone. readers.py reads a piece.
+Files are cut into pieces, and pieces grouped into shards, by their names and sizes alone; the shards are made by tasks,
+wherever these run.
 """
 
 from __future__ import annotations
 
-import glob
-import hashlib
-import os
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal, NoReturn
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
 
+import numpy as np
+
+from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
-from sparklm.storage import open_filesystem, split_url
+from sparklm.text.cleaning import clean
+from sparklm.text.encode import ShardRequest, ShardResult, encode_shard_task
+from sparklm.text.formats import AUTO, FORMATS, PLAIN_TEXT, SAMPLE, Form, format_of_ids, read_chunks
+from sparklm.text.readers import Piece, read_head
+from sparklm.text.shards import Input
+from sparklm.text.sources import Source, cut_pieces, list_sources
+from sparklm.text.token_files import HEAD_BYTES, Vocabulary, detect_form, survey_ids
+from sparklm.text.windows import permute
 
-SAMPLE = "sample:python-docs"
-PIECE_BYTES = 4 * 1024 * 1024
-Format = Literal["text", "lines", "ids", "word ids", "jsonl", "csv", "parquet", "sample"]
-Compression = Literal["none", "gz", "bz2", "xz", "zst"]
-_FORMATS: dict[str, Format] = {
-    "txt": "text",
-    "md": "text",
-    "jsonl": "jsonl",
-    "ndjson": "jsonl",
-    "csv": "csv",
-    "parquet": "parquet",
-}
-_COMPRESSIONS: tuple[Compression, ...] = ("gz", "bz2", "xz", "zst")
-_ONE_TASK_FORMATS = ("csv",)  # a quoted line end looks like any other: only a reading from the start can tell
+SHARD_TEXT_BYTES = 16 * 1024 * 1024
+TOKENIZER_SAMPLE_BYTES = 8 * 1024 * 1024
+_SAMPLE_SEED = 0x5EED
+_PACKED = 3  # times as much text as bytes, about, in compressed files
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """One file: where it is, what is in it, and what tells that it has changed."""
+class Corpus(Protocol):
+    """Some documents, and how work is done on all of them."""
 
-    name: str
-    address: str
-    format: Format
-    compression: Compression
-    num_bytes: int
-    modified: str
+    inputs: list[Input]
+    text_bytes: int  # about how much text that is
+    form: Form
+    notes: list[str]
 
-    @property
-    def is_packed(self) -> bool:
-        """Whether it holds more text than bytes."""
-        return self.compression != "none" or self.format == "parquet"
+    def sample_texts(self) -> Iterator[str]:
+        """Text from all over the corpus, always the same, enough to train a tokenizer."""
 
+    def survey_ids(self) -> Vocabulary:
+        """What the token ids say about their vocabulary; only for a corpus of these."""
 
-@dataclass(frozen=True, kw_only=True)
-class Piece:
-    """A part of one file, by byte offsets that its reader moves to the next line or row group."""
+    def find_duplicates(self, request: ShardRequest) -> set[int]:
+        """Write down, shard by shard, which documents to leave out; the shards that have any are returned."""
 
-    name: str
-    address: str
-    format: Format
-    compression: Compression
-    start: int
-    stop: int
-    file_bytes: int
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the file ends with this piece."""
-        return self.stop >= self.file_bytes
+    def encode(self, request: ShardRequest, with_duplicates: set[int]) -> list[ShardResult]:
+        """Make every shard; `request` is filled in for each."""
 
 
-def list_sources(corpus: str, file_format: Format | None = None) -> list[Source]:
-    """Find the files of a corpus: a file, a folder (all its files of a known kind), a glob, or the sample.
+class Workers(Protocol):
+    """What preparing needs from whatever runs its work."""
 
-    Where a format is given, it holds for every file, and a folder's files need no ending that says it.
-    """
-    if corpus == SAMPLE:
+    def run_tasks(self, work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
+        """Do orders, each a JSON text; the answers come in the same order."""
+
+    def find_duplicates(self, requests: Sequence[ShardRequest]) -> set[int]:
+        """Write down which documents of which shards to leave out; the shards that have any are returned."""
+
+    def open_table(self, data: DataConfig, cleaning: CleaningConfig) -> Corpus:
+        """A table as a corpus."""
+
+
+def open_corpus(data: DataConfig, cleaning: CleaningConfig, workers: Workers) -> Corpus:
+    """The documents: files that tasks read by themselves, or a table that Spark reads."""
+    return workers.open_table(data, cleaning) if data.is_table else FileCorpus(data, cleaning, workers)
+
+
+def corpus_address(data: DataConfig) -> str:
+    """The address of the corpus, or the built-in sample's where none is named."""
+    return data.table or data.corpus or SAMPLE
+
+
+class FileCorpus:
+    """Files, cut into pieces and read by the tasks themselves."""
+
+    def __init__(self, data: DataConfig, cleaning: CleaningConfig, workers: Workers) -> None:
+        self._data, self._cleaning, self._workers = data, cleaning, workers
+        sources = list_sources(corpus_address(data), data.format)
+        self.inputs = [Input(name=file.name, num_bytes=file.num_bytes, modified=file.modified) for file in sources]
+        sources, self.form, self.notes = _recognise_ids(sources, data)
+        self.text_bytes = sum(file.num_bytes * (_PACKED if file.is_packed else 1) for file in sources)
+        self._pieces = cut_pieces(sources, whole_documents=cleaning.needs_whole_documents)
+
+    def sample_texts(self) -> Iterator[str]:
+        """Read pieces in a fixed random order until there is enough."""
+        return sample_texts(self._pieces, self._data.text_column, self._cleaning)
+
+    def survey_ids(self) -> Vocabulary:
+        """Let every task look at its pieces."""
+        orders = [
+            json.dumps([piece.__dict__ for piece in group]) for group in group_pieces(self._pieces, SHARD_TEXT_BYTES)
+        ]
+        vocabulary = Vocabulary()
+        for answer in self._workers.run_tasks(survey_ids_task, orders, "sparklm: prepare, look at token ids"):
+            part = json.loads(answer)
+            part["names"] = {int(number): name for number, name in part["names"].items()}
+            vocabulary.add(Vocabulary(**part))
+        return vocabulary
+
+    def find_duplicates(self, request: ShardRequest) -> set[int]:
+        """Compare all documents."""
+        return self._workers.find_duplicates(self._requests(request, set()))
+
+    def encode(self, request: ShardRequest, with_duplicates: set[int]) -> list[ShardResult]:
+        """Let tasks read and encode their pieces."""
+        requests = self._requests(request, with_duplicates)
+        orders = [request.model_dump_json() for request in requests]
+        answers = self._workers.run_tasks(
+            encode_shard_task, orders, f"sparklm: prepare, tokenise into shards: {len(orders)}"
+        )
+        return [ShardResult.model_validate_json(answer) for answer in answers]
+
+    def _requests(self, request: ShardRequest, with_duplicates: set[int]) -> list[ShardRequest]:
         return [
-            Source(
-                name=name,
-                address=f"{SAMPLE}/{name}",
-                format="sample",
-                compression="none",
-                num_bytes=len(text.encode()),
-                modified=hashlib.sha256(text.encode()).hexdigest(),
-            )
-            for name, text in sorted(sample_topics().items())
+            request.model_copy(update={"number": number, "pieces": group, "has_duplicates": number in with_duplicates})
+            for number, group in enumerate(group_pieces(self._pieces, SHARD_TEXT_BYTES))
         ]
-    sources = list(_iterate_sources(corpus, file_format))
-    if not sources:
-        raise _no_text(corpus)
-    return sources
 
 
-def first_source(corpus: str, file_format: Format | None = None) -> Source:
-    """Find the first file of a corpus, without looking for the others."""
-    source = list_sources(SAMPLE)[0] if corpus == SAMPLE else next(_iterate_sources(corpus, file_format), None)
-    if source is None:
-        raise _no_text(corpus)
-    return source
-
-
-def _iterate_sources(corpus: str, file_format: Format | None) -> Iterator[Source]:
-    protocol, path = split_url(corpus)
-    if protocol == "file":
-        return _list_local(os.path.expanduser(path), file_format)
-    return _list_remote(corpus, file_format)
-
-
-def _no_text(corpus: str) -> UserError:
-    kinds = ", ".join(f".{ending}" for ending in _FORMATS)
-    return UserError(f"{corpus}: no text there; a corpus is a file, a glob, or a folder of files that end in {kinds}")
-
-
-def cut_pieces(sources: list[Source], piece_bytes: int = PIECE_BYTES, *, whole_documents: bool = False) -> list[Piece]:
-    """Cut files into pieces; depends only on their names and sizes. What cannot be entered midway is one piece.
-
-    With `whole_documents` a text file, which is one document, stays in one piece.
-    """
-    pieces = []
-    for source in sources:
-        is_divisible = (
-            source.compression == "none"
-            and source.format not in _ONE_TASK_FORMATS
-            and not (whole_documents and source.format in ("text", "sample"))
-        )
-        size = piece_bytes if is_divisible else max(1, source.num_bytes)
-        pieces += [
-            Piece(
-                name=source.name,
-                address=source.address,
-                format=source.format,
-                compression=source.compression,
-                start=start,
-                stop=min(start + size, source.num_bytes),
-                file_bytes=source.num_bytes,
-            )
-            for start in range(0, max(1, source.num_bytes), size)
-        ]
-    return pieces
-
-
-def kind_of(name: str) -> tuple[Format | None, Compression]:
-    """Tell a file's format and compression by its name; its reader finds out whether the name is right.
-
-    >>> kind_of("a/b.jsonl.gz"), kind_of("README")
-    (('jsonl', 'gz'), (None, 'none'))
-    """
-    stem, _, ending = name.lower().rpartition(".")
-    compression: Compression = "none"
-    for known in _COMPRESSIONS:
-        if ending == known:
-            compression, ending = known, stem.rpartition(".")[2]
-    return _FORMATS.get(ending), compression
-
-
-def sample_topics() -> dict[str, str]:
-    """The prose that ships inside Python itself: the language reference behind `help("lambda")`."""
-    from pydoc_data.topics import topics
-
-    return topics
-
-
-def _list_local(path: str, file_format: Format | None) -> Iterator[Source]:
-    if os.path.isdir(path):
-        for folder, subfolders, names in os.walk(path, onerror=_refuse):
-            subfolders[:] = sorted(name for name in subfolders if not _is_own_output(os.path.join(folder, name)))
-            for name in sorted(names):
-                if _is_wanted(name, file_format):
-                    yield _local_source(os.path.join(folder, name), path, file_format)
-    elif os.path.isfile(path):
-        yield _local_source(path, os.path.dirname(path), file_format)
-    elif glob.has_magic(path):
-        for match in sorted(glob.glob(path, recursive=True)):
-            if os.path.isfile(match):
-                yield _local_source(match, os.path.dirname(path.split("*")[0]), file_format)
-    else:
+def _recognise_ids(sources: list[Source], data: DataConfig) -> tuple[list[Source], Form, list[str]]:
+    """Tell token ids from text by the beginning of the first file that could be either; note what was assumed."""
+    is_known = data.format != AUTO and FORMATS[data.format].form != "text"
+    first = next((source for source in sources if FORMATS[source.format].may_be_ids and source.num_bytes), None)
+    if first is None or not (is_known or data.format == AUTO):
+        return sources, "text", []
+    form = detect_form(read_head(cut_pieces([first])[0], HEAD_BYTES), is_known=is_known)
+    if is_known:
+        form = form or "ids"
+    if form is None:
+        return sources, "text", []
+    other = next((source for source in sources if not FORMATS[source.format].may_be_ids), None)
+    if other is not None:
         raise UserError(
-            f"{path}: no such file or folder (looked for {os.path.abspath(path)}); without a path, the sample is used"
+            f"{first.address} looks like token ids, but {other.address} holds text; a corpus is one or the other: "
+            "take one of them out"
         )
+    recognised = format_of_ids(form)
+    note = f"{first.name} is taken as {FORMATS[recognised].holds}; data.format={PLAIN_TEXT} reads it as text"
+    return [replace(source, format=recognised) for source in sources], form, [] if is_known else [note]
 
 
-def _is_own_output(folder: str) -> bool:
-    """Say whether a folder inside a corpus is hidden, or a run or dataset of sparklm's: no text to learn from."""
-    kinds = (("config.json", "checkpoints"), ("config.json", "model.zip"), ("manifest.json", "shards"))
-    return os.path.basename(folder).startswith(".") or any(
-        all(os.path.exists(os.path.join(folder, name)) for name in kind) for kind in kinds
-    )
+def group_pieces(pieces: list[Piece], group_bytes: int) -> Iterator[list[Piece]]:
+    """Put neighbouring pieces together until a shard is full."""
+    group: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        if group and size + piece.stop - piece.start > group_bytes:
+            yield group
+            group, size = [], 0
+        group.append(piece)
+        size += piece.stop - piece.start
+    yield group
 
 
-def _refuse(error: OSError) -> NoReturn:
-    raise UserError(
-        f"{error.filename} cannot be read: {error.strerror}; take it out of the corpus, or make it readable"
-    )
+def sample_texts(
+    pieces: list[Piece], text_column: str, cleaning: CleaningConfig, limit_bytes: int = TOKENIZER_SAMPLE_BYTES
+) -> Iterator[str]:
+    """Read pieces from all over the corpus, in a fixed random order, until there is enough to train a tokenizer."""
+    total = 0
+    for number in permute(np.arange(len(pieces)), len(pieces), key=_SAMPLE_SEED):
+        for _, chunk in clean(read_chunks(pieces[number], text_column), cleaning, Counter()):
+            yield chunk.data.decode()
+            total += len(chunk.data)
+            if total >= limit_bytes:
+                return
 
 
-def _is_wanted(name: str, file_format: Format | None) -> bool:
-    """Say whether a file in a folder is part of the corpus; Hadoop marks its own files with an underscore."""
-    base = os.path.basename(name)
-    if base.startswith("."):
-        return False
-    return kind_of(name)[0] is not None if file_format is None else not base.startswith("_")
-
-
-def _local_source(path: str, root: str, file_format: Format | None) -> Source:
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        _refuse(error)
-    try:
-        path.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"the file name {path!r} is not valid UTF-8; rename the file") from error
-    named_format, compression = kind_of(path)
-    return Source(
-        name=os.path.relpath(path, root or "."),
-        address=os.path.abspath(path),
-        format=file_format or named_format or "text",
-        compression=compression,
-        num_bytes=status.st_size,
-        modified=str(status.st_mtime_ns),
-    )
-
-
-def _list_remote(url: str, file_format: Format | None) -> Iterator[Source]:
-    url = url.rstrip("/")
-    filesystem, path = open_filesystem(url)
-    base = f"{split_url(url)[0]}://{split_url(url)[1]}".removesuffix(
-        path.lstrip("/")
-    )  # protocol, and host if it has one
-    if glob.has_magic(path):
-        matches = filesystem.glob(path, detail=True)
-    elif filesystem.isdir(path):
-        matches = filesystem.find(path, detail=True)
-        matches = {
-            name: info
-            for name, info in matches.items()
-            if _is_wanted(name, file_format) and "/." not in f"/{os.path.relpath(name, path)}"
-        }
-    elif filesystem.exists(path):
-        matches = {path: filesystem.info(path)}
-    else:
-        raise UserError(f"{url}: no such file or folder")
-    for name, info in sorted(matches.items()):
-        if info["type"] == "file":
-            modified = info.get("LastModified") or info.get("mtime") or info.get("created") or ""
-            named_format, compression = kind_of(name)
-            yield Source(
-                format=file_format or named_format or "text",
-                compression=compression,
-                name=name.rpartition("/")[2] if name == path else os.path.relpath(name, path.split("*")[0]),
-                address=base + name.lstrip("/"),
-                num_bytes=int(info["size"]),
-                modified=str(modified),
-            )
+def survey_ids_task(order: str) -> str:
+    """Look at the token ids in some pieces."""
+    vocabulary = Vocabulary()
+    for piece in (Piece(**fields) for fields in json.loads(order)):
+        offset, form = piece.start, FORMATS[piece.format].form
+        assert form != "text", f"{piece.format} holds no token ids"
+        for chunk in read_chunks(piece, ""):
+            place = f"{piece.address}, after byte {offset}"
+            vocabulary.add(survey_ids(chunk.data, form, place))
+            offset += chunk.num_bytes
+    return json.dumps(vocabulary.__dict__)

@@ -11,9 +11,11 @@ shard once and reads only what the manifest names.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -23,6 +25,7 @@ from pydantic import BaseModel, ConfigDict
 from sparklm.config import DataConfig
 from sparklm.errors import UserError
 from sparklm.storage import Folder, cached_copy, read_record
+from sparklm.text.formats import FORMATS
 from sparklm.text.tokenizer import Tokenizer
 from sparklm.text.windows import DocumentWindows, Int64Array, StreamWindows, Windows
 
@@ -32,6 +35,7 @@ DATASET_FORMAT = "sparklm dataset 2"
 Split = Literal["train", "validation"]
 TokenArray = npt.NDArray[np.unsignedinteger]
 _MOST_OPEN_SHARDS = 512  # each takes a file descriptor
+_COUNTED_AT_ONCE = 1 << 20
 _checked: set[tuple[str, str, int, int]] = set()  # shards of this process that fit their checksums
 
 
@@ -106,7 +110,7 @@ class Request(_Record):
     inputs: list[Input]
 
     def changes_since(self, old: Request) -> list[str]:
-        """Say what is not as it was, a line each."""
+        """What is not as it was, a line each."""
         lines = [
             f"{name}: {old.settings.get(name)!r} there, {value!r} here"
             for name, value in self.settings.items()
@@ -142,9 +146,10 @@ class Manifest(_Record):
     notes: list[str]  # what was assumed about the input
 
     @property
-    def holds_lines(self) -> bool:
-        """Whether every document is a line, a sentence of its own."""
-        return self.request.settings.get("format") == "lines"
+    def keeps_documents_apart(self) -> bool:
+        """Whether windows stay in one document unless `data.windows` says otherwise: so for lines."""
+        file_format = FORMATS.get(str(self.request.settings.get("format")))
+        return file_format is not None and file_format.keeps_documents_apart
 
     @property
     def fingerprint(self) -> str:
@@ -152,12 +157,12 @@ class Manifest(_Record):
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
     def num_tokens(self, split: Split) -> int:
-        """Count the tokens of a split."""
+        """How many tokens a split has."""
         return sum(segment.stop - segment.start for segment in self.splits[split])
 
 
 def token_dtype(vocab_size: int) -> Literal["uint16", "uint32"]:
-    """Choose the smallest type that holds every id."""
+    """The smallest type that holds every id."""
     return "uint16" if vocab_size < 65_536 else "uint32"
 
 
@@ -171,15 +176,26 @@ def write_shard(folder: Folder, number: str, split: Split, tokens: npt.NDArray[n
 
 
 def read_manifest(folder: Folder) -> Manifest:
-    """Read and check a dataset's manifest."""
-    try:
+    """A dataset's manifest, checked."""
+    with _no_dataset(folder):
         return read_record(folder, MANIFEST, Manifest, DATASET_FORMAT)
+
+
+def read_tokenizer(folder: Folder) -> Tokenizer:
+    """A dataset's tokenizer."""
+    return Tokenizer.from_json(folder.read_text(TOKENIZER), folder.address(TOKENIZER))
+
+
+@contextlib.contextmanager
+def _no_dataset(folder: Folder) -> Iterator[None]:
+    try:
+        yield
     except FileNotFoundError as error:
         raise UserError(f"{folder} is not a dataset: it has no {MANIFEST}; make one with 'sparklm prepare'") from error
 
 
 def is_dataset(url: str) -> bool:
-    """Say whether an address is a prepared dataset rather than raw text."""
+    """Whether an address is a prepared dataset rather than raw text."""
     return Folder(url).exists(MANIFEST) and Folder(url).exists(TOKENIZER)
 
 
@@ -194,7 +210,7 @@ class TokenStream:
         return int(self._starts[-1])
 
     def read(self, start: int, length: int) -> Int64Array:
-        """Copy out consecutive tokens, across shard boundaries where need be."""
+        """A copy of consecutive tokens, across shard boundaries where need be."""
         tokens = np.empty(length, dtype=np.int64)
         filled = 0
         part = int(np.searchsorted(self._starts, start, side="right")) - 1
@@ -207,7 +223,7 @@ class TokenStream:
         return tokens
 
     def windows(self, starts: Int64Array, window_size: int) -> Int64Array:
-        """Cut out windows of `window_size + 1` tokens: an array of shape (len(starts), window_size + 1)."""
+        """Windows of `window_size + 1` tokens: an array of shape (len(starts), window_size + 1)."""
         length = window_size + 1
         windows = np.empty((len(starts), length), dtype=np.int64)
         parts = np.searchsorted(self._starts, starts, side="right") - 1
@@ -217,8 +233,15 @@ class TokenStream:
             windows[row] = inside if len(inside) == length else self.read(int(starts[row]), length)
         return windows
 
+    def count_tokens(self, vocab_size: int, most_tokens: int | None = None) -> Int64Array:
+        """How often each id occurs, in all or in the first tokens; counted in bounded memory."""
+        counts_V, stop = np.zeros(vocab_size, dtype=np.int64), min(len(self), most_tokens or len(self))
+        for start in range(0, stop, _COUNTED_AT_ONCE):
+            counts_V += np.bincount(self.read(start, min(_COUNTED_AT_ONCE, stop - start)), minlength=vocab_size)
+        return counts_V
+
     def places_of(self, token: int) -> Int64Array:
-        """Find every place of a token, shard after shard."""
+        """Every place of a token, shard after shard."""
         places = [np.flatnonzero(self._part(part) == token) + self._starts[part] for part in range(len(self._segments))]
         return np.concatenate(places) if places else np.empty(0, dtype=np.int64)
 
@@ -272,7 +295,7 @@ class _Shards(Sequence[TokenArray]):
 
 
 def open_split(folder: Folder, manifest: Manifest, split: Split) -> TokenStream:
-    """Open one split of a dataset, for those who need no tokenizer."""
+    """One split of a dataset, for those who need no tokenizer."""
     return TokenStream(_Shards(folder, manifest), manifest.splits[split])
 
 
@@ -282,7 +305,7 @@ class Dataset:
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
         self.manifest = read_manifest(folder)
-        self.tokenizer = Tokenizer.from_json(folder.read_text(TOKENIZER), folder.address(TOKENIZER))
+        self.tokenizer = read_tokenizer(folder)
         if self.tokenizer.fingerprint != self.manifest.tokenizer_sha256:
             raise UserError(
                 f"{folder.address(TOKENIZER)} is not the one that made these shards; prepare the dataset again"
@@ -292,25 +315,38 @@ class Dataset:
         self._ends: dict[TokenStream, Int64Array] = {}
 
     def windows(self, stream: TokenStream, data: DataConfig, stride: int) -> Windows:
-        """Lay windows over a stream of this dataset, as the config asks."""
+        """The windows of a stream of this dataset, as the config asks."""
         if not self.has_document_windows(data):
             return StreamWindows(num_tokens=len(stream), window_size=data.window_size, stride=stride)
         return DocumentWindows(ends=self._document_ends(stream), window_size=data.window_size, stride=stride)
 
     def has_document_windows(self, data: DataConfig) -> bool:
-        """Say whether windows must not cross documents: to lay them then takes a reading of all the text."""
-        return data.windows == "documents" or (data.windows == "auto" and self.manifest.holds_lines)
+        """Whether windows must not cross documents: to find them then takes a reading of all the text."""
+        return data.windows == "documents" or (data.windows == "auto" and self.manifest.keeps_documents_apart)
 
     def text_bytes(self, stream: TokenStream, most_tokens: int | None = None) -> int:
-        """Count the bytes of text that the tokens of a stream stand for, or the first of them."""
+        """The bytes of text that the tokens of a stream stand for, or the first of them."""
         tokens = stream.read(0, min(len(stream), most_tokens or len(stream)))
         return len(self.tokenizer.decode(tokens.tolist()).encode())
 
     def _document_ends(self, stream: TokenStream) -> Int64Array:
-        """Find where the documents of a stream end, which takes a reading of all of it: once."""
+        """Where the documents of a stream end, which takes a reading of all of it: once."""
         if stream not in self._ends:
             ends = stream.places_of(self.tokenizer.end_of_text) + 1
             if len(stream) and (len(ends) == 0 or ends[-1] != len(stream)):
                 ends = np.append(ends, len(stream))  # a split may end inside a document
             self._ends[stream] = ends
         return self._ends[stream]
+
+
+def open_dataset(folder: Folder) -> Dataset:
+    """The dataset in a folder. One that has not changed is parsed once a process; the manifest is read each time."""
+    folder = folder.absolute()
+    with _no_dataset(folder):
+        manifest = folder.read_bytes(MANIFEST)
+    return _parse_dataset(folder, hashlib.sha256(manifest).hexdigest())
+
+
+@functools.lru_cache(maxsize=4)
+def _parse_dataset(folder: Folder, manifest_sha256: str) -> Dataset:
+    return Dataset(folder)

@@ -5,7 +5,7 @@
 | ids        | `15496 995 13`, `15496,995,13`, `[15496, 995]`, over any lines      | the tokens, in order          |
 | word ids   | `hello,31373` or `hello<tab>31373 995` on every line                | the same, and the ids' names  |
 
-`detect_form` tells them from text by the first bytes. Ids are used as they are; what they mean is said by the
+`detect_form` tells them from text by the first bytes. Ids are used as they are; what they mean is known from the
 tokenizer that made them, if the user names it, and otherwise by the words in the file, or by nothing but their number.
 """
 
@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from sparklm.errors import UserError
+from sparklm.text.formats import TokenForm
+from sparklm.text.readers import BYTE_ORDER_MARK
 
 HEAD_BYTES = 64 * 1024
 LARGEST_ID = 2**31 - 1
 _LONGEST_WORD_LINE = 4096
 _ENOUGH_LINES = 10  # fewer may be a list of anything
-TokenForm = Literal["ids", "word ids"]
 _NOT_IDS = re.compile(rb"[^\d\s,;\[\]]")
 _SEPARATORS = bytes.maketrans(b",;[]\t\r\n", b"       ")
 _WORD_LINE = re.compile(rb"(?P<word>[^\t\n]+?)[,\t][\s,\[]*(?P<ids>\d+(?:[\s,]+\d+)*)[\s\],]*")
@@ -39,19 +39,19 @@ class Vocabulary:
     names: dict[int, str] = field(default_factory=dict)
 
     def add(self, other: Vocabulary) -> None:
-        """Take in what another part of the corpus says; the first name of an id holds."""
+        """Add what another part of the corpus says; the first name of an id holds."""
         if other.largest > self.largest:
             self.largest, self.place = other.largest, other.place
         self.names = {**other.names, **self.names}
 
 
 def detect_form(head: bytes, *, is_known: bool = False) -> TokenForm | None:
-    """Say whether the beginning of a file is token ids; None for text. It takes less where it is known to be ids.
+    """The form of token ids that the beginning of a file has; None for text. It takes less where ids are known.
 
     >>> detect_form(b"15496, 995\\n13"), detect_form(b"hello,31373\\n" * 10), detect_form(b"Chapter 1, 17 May")
     ('ids', 'word ids', None)
     """
-    head = head.removeprefix(b"\xef\xbb\xbf")
+    head = head.removeprefix(BYTE_ORDER_MARK)
     lines = [line for line in head[: head.rfind(b"\n") + 1 or len(head)].splitlines() if line.strip()]
     if not lines:
         return None
@@ -65,7 +65,7 @@ def detect_form(head: bytes, *, is_known: bool = False) -> TokenForm | None:
 
 
 def parse_ids(data: bytes, form: TokenForm, place: str) -> npt.NDArray[np.uint32]:
-    """Turn the text of a token file into ids."""
+    """The ids in the text of a token file."""
     if form == "word ids":
         data = b" ".join(ids for _, ids in _word_lines(data, place))
     other = _NOT_IDS.search(data)
@@ -85,7 +85,7 @@ def parse_ids(data: bytes, form: TokenForm, place: str) -> npt.NDArray[np.uint32
 
 
 def survey_ids(data: bytes, form: TokenForm, place: str) -> Vocabulary:
-    """Find the largest id in some text of a token file, and the names of ids."""
+    """What some text of a token file says about the vocabulary: the largest id, and the names of ids."""
     ids = parse_ids(data, form, place)
     names: dict[int, str] = {}
     if form == "word ids":

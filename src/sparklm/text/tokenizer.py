@@ -2,7 +2,7 @@
 
 Encoding is done by gigatoken, some hundred times faster than the `tokenizers` library, wherever it gives the same ids:
 that is checked on a probe text each time a tokenizer is loaded, and if it does not hold, `tokenizers` does the work
-and `Tokenizer.encoder` says why. Text that looks like a special token is encoded as plain text.
+and `Tokenizer.encoder` has the reason. Text that looks like a special token is encoded as plain text.
 
 tokenizer_kinds.py makes tokenizers; this module uses them.
 """
@@ -52,7 +52,7 @@ class Tokenizer:
         return cls(backend)
 
     def to_json(self) -> str:
-        """Give the text of the tokenizer.json."""
+        """The text of the tokenizer.json."""
         return str(self._backend.to_str())
 
     @property
@@ -92,7 +92,7 @@ class Tokenizer:
         return str(self._backend.decode(list(ids), skip_special_tokens=True))
 
     def token_text(self, token_id: int) -> str:
-        """Give the text of one token, special tokens by name."""
+        """The text of one token, special tokens by name."""
         return str(self._backend.decode([token_id], skip_special_tokens=False))
 
 
@@ -111,7 +111,7 @@ def _encode_slowly(backend: Any, text: str) -> npt.NDArray[np.uint32]:
 
 
 def _fast_encoder(backend: Any) -> tuple[Any, str]:
-    """Give gigatoken's encoder for a tokenizer and its name, or None and the reason why it cannot be used."""
+    """gigatoken's encoder for a tokenizer and its name, or None and the reason why it cannot be used."""
     try:
         import gigatoken
     except ImportError:

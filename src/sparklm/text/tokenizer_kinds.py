@@ -46,7 +46,7 @@ _TIKTOKEN_PATTERNS = {
 
 
 def make_tokenizer(kind: str, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Make the tokenizer that `data.tokenizer` asks for.
+    """The tokenizer that `data.tokenizer` asks for.
 
     `texts` are read only by the kinds that learn from them; only `bpe` and `word` choose how many entries to have.
     """
@@ -64,12 +64,12 @@ def make_tokenizer(kind: str, texts: Iterable[str], vocab_size: int) -> Tokenize
 
 
 def needs_text(kind: str) -> bool:
-    """Say whether a tokenizer is learned from the corpus, or by the corpus alone gets a meaning."""
+    """Whether a tokenizer is learned from the corpus, or by the corpus alone gets a meaning."""
     return kind in ("bpe", "word", "char", "byte")
 
 
 def make_ids_tokenizer(vocab_size: int, names: dict[int, str]) -> Tokenizer:
-    """Give names to token ids from elsewhere: the words that were found beside them, else their numbers.
+    """A tokenizer that names token ids from elsewhere: by the words that were found beside them, else by their numbers.
 
     >>> make_ids_tokenizer(4, {}).encode("3 1 2").tolist()
     [3, 1, 2]
@@ -87,7 +87,7 @@ def make_ids_tokenizer(vocab_size: int, names: dict[int, str]) -> Tokenizer:
 
 
 def choose_vocab_size(num_bytes: int) -> int:
-    """Choose a vocabulary for a corpus: a power of two, about one entry per 400 bytes, from 512 to 16 384.
+    """The size of a corpus' vocabulary: a power of two, about one entry per 400 bytes, from 512 to 16 384.
 
     From a gigabyte on it is 32 768, which takes seconds more to learn: then these no longer matter.
 
@@ -119,7 +119,7 @@ def _train_merges(text: str, vocab_size: int) -> list[tuple[str, str]]:
 
 
 def _has_long_runs(text: str) -> bool:
-    """Say whether a word or white space may be too long: much faster than to cut where there is none.
+    """Whether a word or white space may be too long: much faster than to cut where there is none.
 
     A run of more than 256 bytes fills at least one of the blocks of 128 that a text is made of.
     """

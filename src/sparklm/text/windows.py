@@ -48,7 +48,7 @@ class Windows(Protocol):
         """How many there are."""
 
     def starts(self, numbers: Int64Array) -> Int64Array:
-        """Give the places at which windows start."""
+        """The places at which windows start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class StreamWindows:
 
     @property
     def num_windows(self) -> int:
-        """Count the whole windows."""
+        """How many whole windows there are."""
         return count_windows(self.num_tokens, self.window_size, self.stride)
 
     def starts(self, numbers: Int64Array) -> Int64Array:
@@ -91,7 +91,7 @@ class DocumentWindows:
 
     @property
     def num_windows(self) -> int:
-        """Count the whole windows."""
+        """How many whole windows there are."""
         return int(self._first_windows[-1])
 
     def starts(self, numbers: Int64Array) -> Int64Array:
@@ -156,12 +156,12 @@ class WindowPlan:
         return self.epoch_end(self.epochs - 1)
 
     def epoch_end(self, epoch: int) -> int:
-        """Give the first step that no longer belongs to this epoch (a step belongs to the epoch it starts in)."""
+        """The first step that no longer belongs to this epoch (a step belongs to the epoch it starts in)."""
         end = -(-(epoch + 1) * self.num_windows // self.global_batch_size)
         return end if self.max_steps is None else min(end, self.max_steps)
 
     def epoch_of(self, step: int) -> int:
-        """Give the epoch in which a step starts."""
+        """The epoch in which a step starts."""
         return step * self.global_batch_size // self.num_windows
 
     def epochs_done(self, step: int) -> int:
@@ -172,7 +172,7 @@ class WindowPlan:
         return epoch + 1 if step == self.epoch_end(epoch) else epoch
 
     def windows(self, step: int, replica: int) -> Int64Array:
-        """Give the window numbers of one replica's batch, in order."""
+        """The window numbers of one replica's batch, in order."""
         first = step * self.global_batch_size + replica * self.batch_size
         samples = np.arange(first, first + self.batch_size, dtype=np.int64)
         epochs, places = np.divmod(samples, self.num_windows)

@@ -1,0 +1,225 @@
+"""Raw text: which files make up a corpus, and how they are cut into pieces.
+
+Files are cut into *pieces* by byte offsets, so that a huge file is read by many tasks at once and never has to fit in
+memory. A plan of pieces depends on the files' names and sizes alone. formats.py reads a piece.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NoReturn
+
+from sparklm.errors import UserError
+from sparklm.storage import open_filesystem, split_url
+from sparklm.text.formats import AUTO, FORMATS, PLAIN_TEXT, SAMPLE, format_by_ending, sample_topics
+from sparklm.text.readers import COMPRESSIONS, UNCOMPRESSED, Piece
+
+PIECE_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One file: where it is, what is in it, and what tells that it has changed."""
+
+    name: str
+    address: str
+    format: str
+    compression: str
+    num_bytes: int
+    modified: str
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether it holds more text than bytes."""
+        return self.compression != UNCOMPRESSED or FORMATS[self.format].is_packed
+
+
+def list_sources(corpus: str, file_format: str = AUTO) -> list[Source]:
+    """The files of a corpus: a file, a folder (all its files of a known kind), a glob, or the sample.
+
+    A format other than `auto` holds for every file, and a folder's files need no ending that says it.
+    """
+    if corpus == SAMPLE:
+        return [
+            Source(
+                name=name,
+                address=f"{SAMPLE}/{name}",
+                format="sample",
+                compression=UNCOMPRESSED,
+                num_bytes=len(text.encode()),
+                modified=hashlib.sha256(text.encode()).hexdigest(),
+            )
+            for name, text in sorted(sample_topics().items())
+        ]
+    sources = list(_iterate_sources(corpus, file_format))
+    if not sources:
+        raise _no_text(corpus)
+    return sources
+
+
+def first_source(corpus: str, file_format: str = AUTO) -> Source:
+    """The first file of a corpus, found without looking for the others."""
+    source = list_sources(SAMPLE)[0] if corpus == SAMPLE else next(_iterate_sources(corpus, file_format), None)
+    if source is None:
+        raise _no_text(corpus)
+    return source
+
+
+def _iterate_sources(corpus: str, file_format: str) -> Iterator[Source]:
+    protocol, path = split_url(corpus)
+    if protocol == "file":
+        return _list_local(os.path.expanduser(path), file_format)
+    return _list_remote(corpus, file_format)
+
+
+def _no_text(corpus: str) -> UserError:
+    kinds = ", ".join(f".{ending}" for file_format in FORMATS.values() for ending in file_format.endings)
+    return UserError(f"{corpus}: no text there; a corpus is a file, a glob, or a folder of files that end in {kinds}")
+
+
+def cut_pieces(sources: list[Source], piece_bytes: int = PIECE_BYTES, *, whole_documents: bool = False) -> list[Piece]:
+    """The pieces of files; they depend only on names and sizes. What cannot be entered midway is one piece.
+
+    With `whole_documents` a file that is one document stays in one piece.
+    """
+    pieces = []
+    for source in sources:
+        file_format = FORMATS[source.format]
+        is_divisible = (
+            source.compression == UNCOMPRESSED
+            and file_format.can_be_entered
+            and not (whole_documents and file_format.is_one_document)
+        )
+        size = piece_bytes if is_divisible else max(1, source.num_bytes)
+        pieces += [
+            Piece(
+                name=source.name,
+                address=source.address,
+                format=source.format,
+                compression=source.compression,
+                start=start,
+                stop=min(start + size, source.num_bytes),
+                file_bytes=source.num_bytes,
+            )
+            for start in range(0, max(1, source.num_bytes), size)
+        ]
+    return pieces
+
+
+def kind_of(name: str) -> tuple[str | None, str]:
+    """A file's format and compression by its name; its reader finds out whether the name is right.
+
+    >>> kind_of("a/b.jsonl.gz"), kind_of("README")
+    (('jsonl', 'gz'), (None, 'none'))
+    """
+    stem, _, ending = name.lower().rpartition(".")
+    compression = UNCOMPRESSED
+    if ending in COMPRESSIONS:
+        compression, ending = ending, stem.rpartition(".")[2]
+    return format_by_ending(ending), compression
+
+
+def _list_local(path: str, file_format: str) -> Iterator[Source]:
+    if os.path.isdir(path):
+        for folder, subfolders, names in os.walk(path, onerror=_refuse):
+            subfolders[:] = sorted(name for name in subfolders if not _is_own_output(os.path.join(folder, name)))
+            for name in sorted(names):
+                if _is_wanted(name, file_format):
+                    yield _local_source(os.path.join(folder, name), path, file_format)
+    elif os.path.isfile(path):
+        yield _local_source(path, os.path.dirname(path), file_format)
+    elif glob.has_magic(path):
+        for match in sorted(glob.glob(path, recursive=True)):
+            if os.path.isfile(match):
+                yield _local_source(match, os.path.dirname(path.split("*")[0]), file_format)
+    else:
+        raise UserError(
+            f"{path}: no such file or folder (looked for {os.path.abspath(path)}); without a path, the sample is used"
+        )
+
+
+def _is_own_output(folder: str) -> bool:
+    """Whether a folder inside a corpus is hidden, or a run or dataset of sparklm's: no text to learn from."""
+    kinds = (("config.json", "checkpoints"), ("config.json", "model.zip"), ("manifest.json", "shards"))
+    return os.path.basename(folder).startswith(".") or any(
+        all(os.path.exists(os.path.join(folder, name)) for name in kind) for kind in kinds
+    )
+
+
+def _refuse(error: OSError) -> NoReturn:
+    raise UserError(
+        f"{error.filename} cannot be read: {error.strerror}; take it out of the corpus, or make it readable"
+    )
+
+
+def _is_wanted(name: str, file_format: str) -> bool:
+    """Whether a file in a folder is part of the corpus; Hadoop marks its own files with an underscore."""
+    base = os.path.basename(name)
+    if base.startswith("."):
+        return False
+    return kind_of(name)[0] is not None if file_format == AUTO else not base.startswith("_")
+
+
+def _local_source(path: str, root: str, file_format: str) -> Source:
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        _refuse(error)
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"the file name {path!r} is not valid UTF-8; rename the file") from error
+    return _source(
+        file_format,
+        name=os.path.relpath(path, root or "."),
+        address=os.path.abspath(path),
+        num_bytes=status.st_size,
+        modified=str(status.st_mtime_ns),
+    )
+
+
+def _source(file_format: str, *, name: str, address: str, num_bytes: int, modified: str) -> Source:
+    named_format, compression = kind_of(address)
+    return Source(
+        name=name,
+        address=address,
+        format=(named_format or PLAIN_TEXT) if file_format == AUTO else file_format,
+        compression=compression,
+        num_bytes=num_bytes,
+        modified=modified,
+    )
+
+
+def _list_remote(url: str, file_format: str) -> Iterator[Source]:
+    url = url.rstrip("/")
+    filesystem, path = open_filesystem(url)
+    base = f"{split_url(url)[0]}://{split_url(url)[1]}".removesuffix(
+        path.lstrip("/")
+    )  # protocol, and host if it has one
+    if glob.has_magic(path):
+        matches = filesystem.glob(path, detail=True)
+    elif filesystem.isdir(path):
+        matches = filesystem.find(path, detail=True)
+        matches = {
+            name: info
+            for name, info in matches.items()
+            if _is_wanted(name, file_format) and "/." not in f"/{os.path.relpath(name, path)}"
+        }
+    elif filesystem.exists(path):
+        matches = {path: filesystem.info(path)}
+    else:
+        raise UserError(f"{url}: no such file or folder")
+    for name, info in sorted(matches.items()):
+        if info["type"] == "file":
+            modified = info.get("LastModified") or info.get("mtime") or info.get("created") or ""
+            yield _source(
+                file_format,
+                name=name.rpartition("/")[2] if name == path else os.path.relpath(name, path.split("*")[0]),
+                address=base + name.lstrip("/"),
+                num_bytes=int(info["size"]),
+                modified=str(modified),
+            )
