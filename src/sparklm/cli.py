@@ -324,7 +324,8 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """List the likeliest next tokens with their scores."""
-    from sparklm.inference.generate import encode_prompt, predict_next
+    from sparklm.inference.generate import encode_prompt
+    from sparklm.inference.predict import predict_next
     from sparklm.models.model_zip import load_model
 
     if (context is None) == (dataset is None):
@@ -348,7 +349,7 @@ def predict(
 def _print_trials(trained: TrainedModel, dataset: str, top: int, first: int, as_json: bool) -> None:
     """Print what a model says after the windows of its text, and how many it has learned."""
     from sparklm.evaluation import open_dataset
-    from sparklm.inference.generate import try_windows
+    from sparklm.inference.predict import try_windows
 
     trials = list(try_windows(trained, open_dataset(trained, dataset), top))
     if as_json:

@@ -246,7 +246,7 @@ def _replicas(config: Config) -> str:
     distributed = config.distributed
     if distributed.replicas == 1:
         return ""
-    every = distributed.meeting_every_steps
+    every = distributed.sync_every_steps
     when = "every step" if every == 1 else f"every {every} steps"
     return f"{distributed.replicas} replicas that meet {when} ({distributed.strategy}), "
 

@@ -390,11 +390,11 @@ def test_every_alias_leads_to_a_key_that_exists() -> None:
     assert Config.model_validate({}) == Config()
 
 
-def test_settings_of_meetings_that_do_not_take_place_are_told() -> None:
+def test_settings_of_syncs_that_do_not_take_place_are_named() -> None:
     alone = resolve(assignments=["distributed.strategy=averaging", "distributed.averaging_frequency=3"])
     assert alone.notes == [
-        "distributed.averaging_frequency is not used: one replica has nobody to meet",
-        "distributed.strategy is not used: one replica has nobody to meet",
+        "distributed.averaging_frequency is not used: one replica has nothing to sync with",
+        "distributed.strategy is not used: one replica has nothing to sync with",
     ]
     together = resolve(
         assignments=["distributed.replicas=2", "distributed.averaging_frequency=3", "distributed.diloco_steps=9"]

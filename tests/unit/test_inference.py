@@ -22,8 +22,8 @@ from sparklm.inference.generate import (
     encode_prompt,
     generate_text,
     generate_tokens,
-    predict_next,
 )
+from sparklm.inference.predict import predict_next
 from sparklm.models.model_zip import TrainedModel, load_model
 from sparklm.report.text import report_text
 from sparklm.storage import Folder

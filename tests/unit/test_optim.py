@@ -11,17 +11,18 @@ from torch import nn
 
 from sparklm.config import TrainingConfig
 from sparklm.errors import UserError
+from sparklm.models.build import build_model
 from sparklm.models.model_zip import load_model
-from sparklm.models.registry import build_model
 from sparklm.storage import Folder
 from sparklm.training import replica as loop
 from sparklm.training.checkpoint.cache import _warm, replica_at
 from sparklm.training.checkpoint.commit import load_shared, read_commit
 from sparklm.training.metrics import read_metrics
 from sparklm.training.muon import Muon, orthogonalise
-from sparklm.training.optim import build_optimizer, learning_rate
+from sparklm.training.optim import build_optimizer
 from sparklm.training.replica import check_precision
 from sparklm.training.run import latest_step
+from sparklm.training.schedule import learning_rate
 from sparklm.training.sync.rounds import Round, plan_rounds
 from tests.conftest import SilentWatcher, run_job, tiny_config
 from tests.unit.test_training import DiesAfter

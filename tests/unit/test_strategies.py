@@ -12,19 +12,20 @@ from hypothesis import strategies as st
 
 from sparklm.config.resolve import resolve
 from sparklm.errors import TrainingDivergedError, UserError
+from sparklm.models.build import build_model
 from sparklm.models.model_zip import load_model
 from sparklm.models.objectives import batch_loss
-from sparklm.models.registry import build_model
 from sparklm.placement.in_process import InProcess, Placement
 from sparklm.storage import Folder
 from sparklm.text.windows import WindowPlan
 from sparklm.training.checkpoint.cache import new_replica
 from sparklm.training.checkpoint.commit import committed_steps, read_commit, step_folder
 from sparklm.training.metrics import read_metrics
-from sparklm.training.optim import build_optimizer, learning_rate
+from sparklm.training.optim import build_optimizer
 from sparklm.training.phases import StepProgress
 from sparklm.training.records import STEPS, StepRecord, read_lines
 from sparklm.training.run import latest_step, make_plan, read_run
+from sparklm.training.schedule import learning_rate
 from sparklm.training.sync import storage as by_storage
 from sparklm.training.sync.choose import Cluster, choose_exchange
 from sparklm.training.sync.codec import BLOCK, Codec, ordered_mean, slice_bounds

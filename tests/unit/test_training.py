@@ -33,11 +33,11 @@ from sparklm.training.checkpoint.commit import (
 from sparklm.training.fit import should_stop
 from sparklm.training.heartbeat import Heartbeat, read_beat
 from sparklm.training.metrics import CpuMeter, EpochRecord, read_metrics
-from sparklm.training.optim import learning_rate
 from sparklm.training.phases import PHASES, StepProgress
 from sparklm.training.records import SAMPLES, STEPS, EpochSample, StepRecord, read_lines, write_lines
 from sparklm.training.replica import Trainer, choose_device
 from sparklm.training.run import latest_step, read_run
+from sparklm.training.schedule import learning_rate
 from sparklm.training.sync.in_memory import AllHere, train_together
 from sparklm.training.sync.rounds import Round, plan_rounds
 from tests.conftest import SENTENCES, THE_21_COLUMNS, SilentWatcher, run_job, tiny_config

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sparklm.config import CleaningConfig, Config, DataConfig, SparkConfig
 from sparklm.embeddings.files import RunTasks
 from sparklm.errors import JobError, TrainingDivergedError
-from sparklm.models.registry import count_parameters
+from sparklm.models.build import count_parameters
 from sparklm.placement.in_process import SessionFacts, TrainingWatcher
 from sparklm.spark.barrier import RankOrder, rank_task
 from sparklm.spark.cluster import ClusterFacts, read_cluster, share_of_cores, wait_for_executors
@@ -23,6 +23,7 @@ from sparklm.spark.tables import TableCorpus
 from sparklm.spark.tasks import Watch, name_jobs, run_tasks
 from sparklm.storage import Folder
 from sparklm.text.prepare import Corpus, ShardRequest
+from sparklm.training.memory import process_bytes_task
 from sparklm.training.metrics import ClusterFigures
 from sparklm.training.replica import StepCallback
 from sparklm.training.run import latest_step, read_run
@@ -49,6 +50,7 @@ class OnSpark:
         self._watcher: TrainingWatcher | None = None
         self._exchange = Exchange(kind="storage", reason="nothing was chosen yet")
         self._facts: ClusterFacts | None = None
+        self._process_bytes: int | None = None  # of a worker before any model
 
     @property
     def description(self) -> str:
@@ -92,7 +94,9 @@ class OnSpark:
         cluster, replicas = self._cluster(), config.distributed.replicas
         at_once = -(-replicas // max(1, len(cluster.executors)))
         most_slots = max((executor.slots for executor in cluster.executors), default=1)
-        check_executor_memory(self._session, config, vocab_size, min(at_once, most_slots))
+        if self._process_bytes is None:
+            self._process_bytes = int(run_tasks(self._session, [""], process_bytes_task)[0])
+        check_executor_memory(self._session, config, vocab_size, min(at_once, most_slots), self._process_bytes)
         num_parameters = count_parameters(config, vocab_size)
         self._exchange = choose_exchange(config, cluster.for_meetings, num_parameters, threads)
         if replicas > 1:

@@ -22,15 +22,16 @@ from sparklm.config import Config
 from sparklm.errors import TrainingDivergedError, UserError
 from sparklm.evaluation import tally_windows
 from sparklm.logs import TRACE
+from sparklm.models.build import build_model
 from sparklm.models.objectives import Tally, batch_loss
-from sparklm.models.registry import build_model
 from sparklm.text.shards import Dataset
 from sparklm.text.windows import Int64Array, WindowPlan, derive_seed
 from sparklm.training.epoch_log import NUM_LOGGING_REPLICAS, EpochTotals
-from sparklm.training.optim import average_decay, build_optimizer, learning_rate
+from sparklm.training.optim import build_optimizer
 from sparklm.training.phases import Phase, PhaseClock, StepProgress, add_phases, working_seconds
 from sparklm.training.readahead import read_ahead
 from sparklm.training.records import StepRecord
+from sparklm.training.schedule import average_decay, learning_rate
 from sparklm.training.sync.codec import Codec, copied, flatten, unflatten
 from sparklm.training.sync.rounds import Round, outer_step
 
@@ -231,7 +232,7 @@ class Trainer:
         self.average = {name: copied(tensor, self.device, self.average.get(name)) for name, tensor in average.items()}
         self.step, self._logged_at = step, (0.0, 0)
         self.awaits_mean = self.meets
-        every = self.config.distributed.meeting_every_steps or 1
+        every = self.config.distributed.sync_every_steps or 1
         epoch_start = self.plan.epoch_end(self.plan.epoch_of(step - 1) - 1)
         self._met_at_step = max((step - 1) // every * every, epoch_start)
 
@@ -314,7 +315,7 @@ class Trainer:
     def _optimizer_layout(self) -> dict[str, Tensor]:
         """Give the names and shapes of the optimiser's memory, also before it has any."""
         if not self.optimizer.tensors(self.model):
-            self.optimizer.begin_memory()
+            self.optimizer.init_state()
         return self.optimizer.tensors(self.model)
 
     def _load_weights(self, vector: Tensor) -> None:

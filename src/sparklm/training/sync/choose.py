@@ -64,5 +64,5 @@ def round_seconds(config: Config, num_parameters: int, threads: int) -> float:
     """Guess how long the steps between two meetings last on CPUs: six operations for each parameter and token."""
     training = config.training
     tokens = training.batch_size * training.accumulation_steps * config.data.window_size
-    steps = config.distributed.meeting_every_steps or training.checkpoint_every_steps
+    steps = config.distributed.sync_every_steps or training.checkpoint_every_steps
     return 6.0 * num_parameters * tokens * steps / (_OPERATIONS_PER_SECOND * threads)

@@ -43,7 +43,7 @@ def plan_rounds(plan: WindowPlan, config: Config, first_step: int = 0) -> Iterat
     [(0, 3, False), (3, 5, True), (5, 6, False), (6, 9, False), (9, 10, True)]
     """
     saving = config.training.checkpoint_every_steps
-    every = config.distributed.meeting_every_steps or saving
+    every = config.distributed.sync_every_steps or saving
     step = first_step
     while step < plan.total_steps:
         epoch = plan.epoch_of(step)
