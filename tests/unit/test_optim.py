@@ -1,4 +1,4 @@
-"""Optimisers, schedules, accumulation and averaged weights: what they compute, and that a cut changes no bit of it."""
+"""Optimizers, schedules, accumulation and averaged weights: what they compute, and that a cut changes no bit of it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_run_cut_off_goes_on_to_the_same_bits(settings: tuple[str, ...], corpu
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adam", "adamw", "muon"])
-def test_every_optimiser_makes_the_loss_smaller(optimizer: str, corpus_file: Path, tmp_path: Path) -> None:
+def test_every_optimizer_makes_the_loss_smaller(optimizer: str, corpus_file: Path, tmp_path: Path) -> None:
     rate = {"sgd": 0.5, "nesterov": 0.1}.get(optimizer, 5e-3)
     config = tiny_config(corpus_file, f"training.optimizer={optimizer}", f"training.learning_rate={rate}")
     losses = [record.ValidationLoss for record in run_job(config, tmp_path / "run").records]
