@@ -36,8 +36,8 @@ from sparklm.config import CleaningConfig, Config, DataConfig
 from sparklm.config.resolve import resolve
 from sparklm.errors import TrainingDivergedError
 from sparklm.evaluation import CorpusEvaluation, evaluate_corpus
+from sparklm.models.build import count_parameters
 from sparklm.models.model_zip import load_model
-from sparklm.models.registry import count_parameters
 from sparklm.placement.in_process import InProcess
 from sparklm.progress.tracker import Tracker
 from sparklm.storage import Folder

@@ -33,7 +33,7 @@ from rich.console import Console
 from sparklm import job
 from sparklm.config import CleaningConfig, Config, DataConfig, SparkConfig
 from sparklm.config.resolve import resolve
-from sparklm.models.registry import count_parameters
+from sparklm.models.build import count_parameters
 from sparklm.placement.in_process import InProcess
 from sparklm.progress.status import StatusFile, View
 from sparklm.progress.terminal import PlainView

@@ -50,7 +50,7 @@ from sparklm import job
 from sparklm.config import CleaningConfig, Config, DataConfig, SparkConfig
 from sparklm.config.resolve import resolve
 from sparklm.embeddings.files import RunTasks
-from sparklm.models.registry import count_parameters
+from sparklm.models.build import count_parameters
 from sparklm.placement.in_process import InProcess, usable_cores
 from sparklm.placement.protocol import Placement
 from sparklm.progress.tracker import Tracker

@@ -35,7 +35,7 @@ from sparklm import job
 from sparklm.config import CleaningConfig, Config, DataConfig, SparkConfig
 from sparklm.config.resolve import resolve
 from sparklm.errors import TrainingDivergedError
-from sparklm.models.registry import count_parameters
+from sparklm.models.build import count_parameters
 from sparklm.placement.in_process import InProcess
 from sparklm.placement.protocol import Placement
 from sparklm.progress.tracker import Tracker

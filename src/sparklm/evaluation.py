@@ -64,7 +64,7 @@ class CorpusEvaluation:
     """A model's figures on a corpus. Bits per byte compares models whatever their tokenizers."""
 
     loss: float
-    perplexity: float | None  # of networks that give probabilities
+    perplexity: float | None  # of networks that predict probabilities
     bits_per_byte: float | None
     accuracy: float
     top1_accuracy: float
@@ -98,7 +98,7 @@ def tally_windows(
 def evaluate_corpus(trained: TrainedModel, corpus: str | None, text_column: str = "text") -> CorpusEvaluation:
     """Score a corpus: every token that falls into a whole window of the model's context, once.
 
-    A network that says only what follows a window is given a window for every token.
+    A network that predicts only what follows a window gets a window for every token.
     """
     stream, text_bytes = (
         _validation(trained, corpus) if corpus and is_dataset(corpus) else _all(trained, corpus, text_column)
@@ -106,7 +106,7 @@ def evaluate_corpus(trained: TrainedModel, corpus: str | None, text_column: str 
     window_size = min(trained.model.shape.context_length, max(1, len(stream) - 1))
     stride = 1 if trained.model.shape.predicts_last_only else window_size
     windows = StreamWindows(num_tokens=len(stream), window_size=window_size, stride=stride)
-    tally = tally_windows(trained.model, stream, windows, torch.device("cpu"), range(windows.num_windows))
+    tally = tally_windows(trained.model, stream, windows, trained.model.device, range(windows.num_windows))
     result = Evaluation.of([tally], is_probability=not trained.model.shape.predicts_embedding)
     if result is None:
         raise UserError(f"{corpus}: {len(stream)} token is too short to evaluate; at least 2 are needed")
@@ -130,7 +130,7 @@ def open_dataset(trained: TrainedModel, address: str) -> Dataset:
 
 
 def _validation(trained: TrainedModel, dataset_address: str) -> tuple[TokenStream, int]:
-    """Give the validation tokens of a dataset, and how many bytes of text they are."""
+    """The validation tokens of a dataset, and how many bytes of text they are."""
     dataset = open_dataset(trained, dataset_address)
     stream = dataset.validation
     if len(stream) == 0:
@@ -139,7 +139,7 @@ def _validation(trained: TrainedModel, dataset_address: str) -> tuple[TokenStrea
 
 
 def _all(trained: TrainedModel, corpus: str | None, text_column: str) -> tuple[TokenStream, int]:
-    """Give the tokens of raw text, and how many bytes it is."""
+    """The tokens of raw text, and how many bytes it is."""
     tokenizer = trained.tokenizer
     rows, text_bytes = [], 0
     for piece in cut_pieces(list_sources(corpus or SAMPLE)):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pydantic
 import pytest
 
-from sparklm.config import Config, ModelConfig
+from sparklm.config import Config, ModelConfig, flat_settings
 from sparklm.config.legacy_keys import ALIASES, CLUSTER_ALIASES, translate
 from sparklm.config.presets import PRESETS
 from sparklm.config.resolve import describe, known_keys, resolve
@@ -54,6 +54,14 @@ def test_later_layers_win_and_each_value_remembers_its_layer(tmp_path: Path) -> 
 def test_every_setting_is_described() -> None:
     assert all(text for *_, text in describe(resolve()))
     assert {key for key, *_ in describe(resolve())} == known_keys().keys()
+
+
+def test_settings_are_flat_by_their_keys_and_those_of_spark_one_by_one() -> None:
+    flat = flat_settings(resolve(assignments=["training.epochs=5", "spark.executor.memory=1g"]).config)
+    assert flat["training.epochs"] == 5
+    assert flat["spark.properties.spark.executor.memory"] == "1g"
+    assert "spark.properties" not in flat
+    assert flat.keys() - {"spark.properties.spark.executor.memory"} == known_keys().keys()
 
 
 def test_a_resolved_config_cannot_be_changed() -> None:
@@ -390,11 +398,11 @@ def test_every_alias_leads_to_a_key_that_exists() -> None:
     assert Config.model_validate({}) == Config()
 
 
-def test_settings_of_meetings_that_do_not_take_place_are_told() -> None:
+def test_settings_of_syncs_that_do_not_take_place_are_named() -> None:
     alone = resolve(assignments=["distributed.strategy=averaging", "distributed.averaging_frequency=3"])
     assert alone.notes == [
-        "distributed.averaging_frequency is not used: one replica has nobody to meet",
-        "distributed.strategy is not used: one replica has nobody to meet",
+        "distributed.averaging_frequency is not used: one replica has nothing to sync with",
+        "distributed.strategy is not used: one replica has nothing to sync with",
     ]
     together = resolve(
         assignments=["distributed.replicas=2", "distributed.averaging_frequency=3", "distributed.diloco_steps=9"]

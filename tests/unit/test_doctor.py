@@ -44,6 +44,7 @@ def process(host: str = "node1", **changes: object) -> ProcessFacts:
         available_bytes=8 * GIB,
         clock=1000.0,
         gpus=[],
+        process_bytes=GIB // 2,
     )
     return facts.model_copy(update=changes)
 

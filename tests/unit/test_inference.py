@@ -22,8 +22,8 @@ from sparklm.inference.generate import (
     encode_prompt,
     generate_text,
     generate_tokens,
-    predict_next,
 )
+from sparklm.inference.predict import predict_next
 from sparklm.models.model_zip import TrainedModel, load_model
 from sparklm.report.text import report_text
 from sparklm.storage import Folder
@@ -227,6 +227,15 @@ def test_predictions_are_ordered_probabilities(trained: TrainedModel) -> None:
     everything = predict_next(trained, prompt, 10**6)
     assert len(everything) == trained.model.shape.vocab_size
     assert sum(candidate.score for candidate in everything) == pytest.approx(1, abs=1e-5)
+
+
+def test_tokens_are_scored_where_the_model_is(trained: TrainedModel) -> None:
+    seen = []
+    elsewhere = copy.deepcopy(trained.model).to("meta")
+    elsewhere.register_forward_pre_hook(lambda model, inputs: seen.append(inputs[0].device.type))
+    with pytest.raises(NotImplementedError, match="no data"):  # the scores of such a model cannot be read
+        predict_next(TrainedModel(model=elsewhere, tokenizer=trained.tokenizer), [1, 2], 3)
+    assert seen == ["meta"]
 
 
 def test_evaluation_agrees_with_the_recorded_validation(finished_run: Path, corpus_file: Path, tmp_path: Path) -> None:

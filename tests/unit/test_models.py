@@ -7,7 +7,6 @@ import json
 import math
 import zipfile
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
@@ -16,13 +15,15 @@ from sparklm.config import Config, ModelConfig
 from sparklm.config.resolve import resolve
 from sparklm.errors import UserError
 from sparklm.evaluation import evaluate_corpus
-from sparklm.inference.generate import Sampling, encode_prompt, generate_text, generate_tokens, predict_next
+from sparklm.inference.generate import Sampling, encode_prompt, generate_text, generate_tokens
+from sparklm.inference.predict import predict_next
 from sparklm.models import objectives
+from sparklm.models.build import build_model, network_class
 from sparklm.models.cache import Cache
 from sparklm.models.model_zip import TrainedModel, load_model, pack_model
 from sparklm.models.network import LanguageModel
 from sparklm.models.objectives import batch_loss
-from sparklm.models.registry import ARCHITECTURES, build_model
+from sparklm.models.registry import ARCHITECTURES
 from sparklm.text.tokenizer_kinds import make_tokenizer
 from tests.conftest import SENTENCES, run_job, tiny_config
 
@@ -59,8 +60,10 @@ def windows(rows: int = 2, length: int = 7) -> torch.Tensor:
     return torch.randint(0, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(5))
 
 
-def test_every_architecture_of_the_settings_is_in_the_registry() -> None:
-    assert set(get_args(ModelConfig.model_fields["architecture"].annotation)) == ARCHITECTURES.keys()
+def test_every_architecture_of_the_registry_is_one_of_the_settings_and_has_a_network() -> None:
+    for name in ARCHITECTURES:
+        assert ModelConfig(architecture=name).kind is ARCHITECTURES[name]
+        assert issubclass(network_class(name), LanguageModel)
 
 
 def check_gradients(model: LanguageModel, label_smoothing: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""Optimisers, schedules, accumulation and averaged weights: what they compute, and that a cut changes no bit of it."""
+"""Optimizers, schedules, accumulation and averaged weights: what they compute, and that a cut changes no bit of it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from torch import nn
 
 from sparklm.config import TrainingConfig
 from sparklm.errors import UserError
+from sparklm.models.build import build_model
 from sparklm.models.model_zip import load_model
-from sparklm.models.registry import build_model
 from sparklm.storage import Folder
 from sparklm.training import replica as loop
 from sparklm.training.checkpoint.cache import _warm, replica_at
 from sparklm.training.checkpoint.commit import load_shared, read_commit
 from sparklm.training.metrics import read_metrics
 from sparklm.training.muon import Muon, orthogonalise
-from sparklm.training.optim import build_optimizer, learning_rate
+from sparklm.training.optim import build_optimizer
 from sparklm.training.replica import check_precision
 from sparklm.training.run import latest_step
+from sparklm.training.schedule import learning_rate
 from sparklm.training.sync.rounds import Round, plan_rounds
 from tests.conftest import RecordingWatcher, run_job, tiny_config
 from tests.unit.test_training import DiesAfter
@@ -57,7 +58,7 @@ def test_a_run_cut_off_goes_on_to_the_same_bits(settings: tuple[str, ...], corpu
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adam", "adamw", "muon"])
-def test_every_optimiser_makes_the_loss_smaller(optimizer: str, corpus_file: Path, tmp_path: Path) -> None:
+def test_every_optimizer_makes_the_loss_smaller(optimizer: str, corpus_file: Path, tmp_path: Path) -> None:
     rate = {"sgd": 0.5, "nesterov": 0.1}.get(optimizer, 5e-3)
     config = tiny_config(corpus_file, f"training.optimizer={optimizer}", f"training.learning_rate={rate}")
     losses = [record.ValidationLoss for record in run_job(config, tmp_path / "run").records]

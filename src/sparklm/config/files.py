@@ -29,7 +29,7 @@ def read_config_file(address: str) -> dict[str, object]:
     tree = _parse(text, suffix, address)
     if not isinstance(tree, Mapping):
         raise UserError(f"config file {address}: expected settings by name, got a {type(tree).__name__}")
-    values = dict(flatten(tree))
+    values = dict(_flatten(tree))
     for key, value in values.items():
         if not isinstance(value, (str, int, float, list, type(None))):
             raise UserError(
@@ -38,12 +38,12 @@ def read_config_file(address: str) -> dict[str, object]:
     return values
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Walk a nested mapping and give its leaves with dotted keys."""
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """The leaves of a nested mapping, with dotted keys."""
     for key, value in tree.items():
         dotted = f"{prefix}{str(key).strip(chr(34))}"
         if isinstance(value, Mapping):
-            yield from flatten(value, f"{dotted}.")
+            yield from _flatten(value, f"{dotted}.")
         else:
             yield dotted, value
 

@@ -83,7 +83,7 @@ _SPARK_OWN_KEYS = {"spark.speculation", "spark.jars", "spark.files", "spark.arch
 
 
 def translate(key: str, known_keys: Collection[str]) -> str | None:
-    """Give our key for any spelling that is accepted, or None for an unknown one.
+    """Our key for any spelling that is accepted, or None for an unknown one.
 
     >>> translate("model.numEpochs", {"training.epochs"})
     'training.epochs'

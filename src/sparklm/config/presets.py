@@ -109,7 +109,7 @@ PRESETS: dict[str, dict[str, object]] = {
 
 
 def preset_values(name: str) -> dict[str, object]:
-    """Give a preset's settings."""
+    """The settings of a preset, by dotted key."""
     try:
         return PRESETS[name]
     except KeyError:

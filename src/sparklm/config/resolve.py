@@ -16,12 +16,12 @@ from pydantic import BaseModel, ValidationError
 from sparklm.config.files import read_config_file
 from sparklm.config.legacy_keys import ALIASES, CLUSTER_ALIASES, SYSTEM_PRESETS, WITHOUT_EFFECT, translate
 from sparklm.config.presets import DEFAULT_PRESET, preset_values
-from sparklm.config.tree import Config
+from sparklm.config.tree import Config, describe_setting, flat_settings
 from sparklm.errors import UserError
 from sparklm.storage import is_answering, split_url
 
 _PROPERTIES = "spark.properties."
-_TWO_WAYS_TO_SAY = {"data.stride": "data.overlap", "data.overlap": "data.stride"}
+_ALTERNATIVES = {"data.stride": "data.overlap", "data.overlap": "data.stride"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ def resolve(
     file_values = read_config_file(config_file) if config_file is not None else {}
     system_key = None if preset or base else next((key for key in SYSTEM_PRESETS if key in file_values), None)
     name = preset or SYSTEM_PRESETS.get(system_key or "", DEFAULT_PRESET)
-    layers = [_Layer(source=base[0], values=_as_values(base[1]))] if base is not None else []
+    layers = [_Layer(source=base[0], values=flat_settings(base[1]))] if base is not None else []
     if preset is not None or base is None:
         layers.append(_Layer(source=f"preset {name}", values=preset_values(name)))
     problems: list[str] = []
@@ -73,29 +73,22 @@ def resolve(
 
 
 def known_keys() -> dict[str, object]:
-    """Give every key of the tree with its default value (Spark's own settings are as many as Spark has)."""
-    return _as_values(Config())
+    """Every key of the tree with its default value (Spark's own settings are as many as Spark has)."""
+    return flat_settings(Config())
 
 
 def describe(resolution: Resolution) -> list[tuple[str, object, str, str]]:
     """List every setting as (key, value, where it came from, what it is)."""
-    rows: list[tuple[str, object, str, str]] = []
-    for section_name, section in resolution.config:
-        for name, field in type(section).model_fields.items():
-            key, value = f"{section_name}.{name}", getattr(section, name)
-            if key == "spark.properties":
-                rows += [
-                    (prop, value[prop], resolution.provenance[_PROPERTIES + prop], "handed to Spark") for prop in value
-                ]
-            else:
-                rows.append((key, value, resolution.provenance.get(key, "default"), field.description or ""))
-    return rows
+    return [
+        (key.removeprefix(_PROPERTIES), value, resolution.provenance.get(key, "default"), describe_setting(key))
+        for key, value in flat_settings(resolution.config).items()
+    ]
 
 
 def unused_settings(config: Config, provenance: Mapping[str, str]) -> list[str]:
     """Name what was set on purpose but has no effect on this job, so that nobody is misled."""
-    architecture, objective = config.model.architecture, config.objective
-    reasons = _unused_in_meetings(config)
+    architecture, kind, objective = config.model.architecture, config.model.kind, config.objective
+    reasons = _unused_sync_settings(config)
     if config.data.tokenizer not in ("bpe", "word"):
         reasons["data.vocab_size"] = f"the tokenizer {config.data.tokenizer} has as many ids as it needs"
     if objective == "embedding":
@@ -105,15 +98,17 @@ def unused_settings(config: Config, provenance: Mapping[str, str]) -> list[str]:
         reasons["training.embedding_loss"] = f"the objective {objective} predicts tokens"
     if config.spark.master == "none":
         reasons["spark.event_log"] = "there is no Spark"
-    if architecture != "gpt":
-        reasons |= dict.fromkeys(("model.num_kv_heads", "model.feedforward_size"), f"{architecture} has none")
-    if architecture not in ("gpt", "attention"):
+    if not kind.has_kv_heads:
+        reasons["model.num_kv_heads"] = f"{architecture} has none"
+    if not kind.has_feedforward:
+        reasons["model.feedforward_size"] = f"{architecture} has none"
+    if not kind.has_heads:
         reasons |= dict.fromkeys(("model.num_heads", "model.head_size"), f"{architecture} has no attention")
     return [f"{key} is not used: {reason}" for key, reason in reasons.items() if key in provenance]
 
 
-def _unused_in_meetings(config: Config) -> dict[str, str]:
-    """Give the settings of meetings that do not take place, each with the reason."""
+def _unused_sync_settings(config: Config) -> dict[str, str]:
+    """The settings of syncs that do not take place, each with the reason."""
     chosen = config.distributed.strategy if config.distributed.replicas > 1 else None
     owners = {
         "averaging": ("averaging_frequency", "average_optimizer"),
@@ -122,10 +117,10 @@ def _unused_in_meetings(config: Config) -> dict[str, str]:
     reasons: dict[str, str] = {}
     for strategy, names in owners.items():
         if strategy != chosen:
-            why = f"the strategy is {chosen}" if chosen else "one replica has nobody to meet"
+            why = f"the strategy is {chosen}" if chosen else "one replica has nothing to sync with"
             reasons |= {f"distributed.{name}": why for name in names}
     if chosen is None:
-        alone = dict.fromkeys(("strategy", "compress", "exchange"), "one replica has nobody to meet")
+        alone = dict.fromkeys(("strategy", "compress", "exchange"), "one replica has nothing to sync with")
         reasons |= {f"distributed.{name}": why for name, why in alone.items()}
     return reasons
 
@@ -137,8 +132,8 @@ def _merge(layers: Sequence[_Layer], problems: list[str]) -> tuple[dict[str, obj
     notes: list[str] = []
     for layer in layers:
         skipped = _keys_for_another_place(layer, layers)
-        for rival in [_TWO_WAYS_TO_SAY.get(translate(given, keys) or "", "") for given in layer.values]:
-            values.pop(rival, None)  # what this layer says takes the place of what was said in other words
+        for rival in [_ALTERNATIVES.get(translate(given, keys) or "", "") for given in layer.values]:
+            values.pop(rival, None)  # this layer's takes the place of what was set under the other name
             provenance.pop(rival, None)
         for given, value in layer.values.items():
             key = translate(given, keys)
@@ -157,7 +152,7 @@ def _merge(layers: Sequence[_Layer], problems: list[str]) -> tuple[dict[str, obj
 
 
 def _keys_for_another_place(layer: _Layer, layers: Sequence[_Layer]) -> dict[str, str]:
-    """Where a file gives both a local and an S3 address, use the one that fits the master; say why not the other."""
+    """The addresses that do not fit the master, local or on S3, where a file has both; with the reason."""
     master = "local[*]"
     for other in layers:
         for given, value in other.values.items():
@@ -176,7 +171,7 @@ def _keys_for_another_place(layer: _Layer, layers: Sequence[_Layer]) -> dict[str
 
 
 def _drop_impossible_properties(values: dict[str, object], provenance: dict[str, str]) -> list[str]:
-    """Take out Spark settings that cannot be meant literally here, and say what is used instead."""
+    """Take out Spark settings that cannot be meant literally here; returns what is used instead."""
     notes = []
     master = str(values.get("spark.master", Config().spark.master))
     local_directory = values.get(f"{_PROPERTIES}spark.local.dir")
@@ -254,13 +249,6 @@ def _parse_assignments(assignments: Sequence[str], problems: list[str]) -> dict[
         else:
             values[key] = None if value == "null" else value
     return values
-
-
-def _as_values(config: Config) -> dict[str, object]:
-    """Give a config as dotted keys, Spark's own settings one by one."""
-    values = {f"{section}.{name}": value for section, fields in config for name, value in fields}
-    properties: dict[str, str] = values.pop("spark.properties")
-    return values | {_PROPERTIES + name: value for name, value in properties.items()}
 
 
 def _as_spark_text(value: object) -> str:

@@ -10,25 +10,18 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from sparklm.config.model import ModelConfig, architectures_that
+from sparklm.config.section import Fraction, NonEmptyText, PositiveInt, Section, Seed, alternatives, one_of
 from sparklm.text.formats import AUTO, format_names, formats_with_columns, suggested_format
+from sparklm.training.optim import OPTIMIZERS
+from sparklm.training.schedule import SCHEDULES
 
-PositiveInt = Annotated[int, Field(ge=1, le=2**40)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-NonEmptyText = Annotated[str, Field(min_length=1)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-Positions = Literal["sinusoidal", "learned", "rotary", "none"]
 ObjectiveKind = Literal["next_token", "last_token", "embedding"]
 
 TOKENIZER_KINDS = ("bpe", "word", "char", "byte", "gpt2")
 TOKENIZER_FILES = (".json", ".tiktoken")
-
-
-class Section(BaseModel):
-    """A branch of the tree: frozen, and without room for unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class DataConfig(Section):
@@ -127,102 +120,14 @@ class CleaningConfig(Section):
         return self.gutenberg or self.min_length > 1 or self.duplicates != "keep"
 
 
-class ModelConfig(Section):
-    """The network."""
-
-    architecture: Literal["gpt", "lstm", "dense", "attention", "rnn"] = Field("gpt", description="kind of network")
-    num_layers: PositiveInt = Field(4, description="layers between embedding and output")
-    width: PositiveInt = Field(128, description="size of the hidden vectors")
-    num_heads: PositiveInt | None = Field(None, description="attention heads; none = at least 4, of size 64 or less")
-    num_kv_heads: PositiveInt | None = Field(None, description="heads of keys and values; none = num_heads")
-    head_size: PositiveInt | None = Field(None, description="size of one head; none = width / num_heads")
-    feedforward_size: PositiveInt | None = Field(None, description="inner size of gpt's SwiGLU; none = 8/3 width")
-    context_length: PositiveInt | None = Field(None, description="longest input; none = data.window_size")
-    embedding_size: PositiveInt | None = Field(
-        None, description="size of token embeddings; none = that of given ones, else width"
-    )
-    freeze_embeddings: bool = Field(False, description="leave the token embeddings as they are at the start")
-    tie_embeddings: bool | None = Field(
-        None, description="share the embedding with the output layer; none = yes for gpt with embeddings that learn"
-    )
-    positions: Positions | None = Field(
-        None,
-        description="how places are told; none = rotary for gpt, sinusoidal for the others",
-    )
-    rope_base: Annotated[float, Field(gt=1)] = Field(10_000.0, description="base of the rotary position encoding")
-    norm_epsilon: Annotated[float, Field(gt=0)] = Field(1e-6, description="added under the root in RMSNorm")
-    dropout: Fraction = Field(0.0, description="part of activations dropped in training")
-
-    @model_validator(mode="after")
-    def _check_heads(self) -> Self:
-        if self.architecture not in ("gpt", "attention"):
-            return self
-        if self.head_size is None and self.width % self.resolved_heads:
-            raise ValueError(f"num_heads {self.num_heads} must divide width {self.width}, or give head_size")
-        if self.resolved_positions == "rotary" and self.resolved_head_size % 2:
-            raise ValueError(f"a head of size {self.resolved_head_size} cannot be rotated; it must be even")
-        if self.resolved_heads % self.resolved_kv_heads:
-            raise ValueError(f"num_kv_heads {self.num_kv_heads} must divide num_heads {self.resolved_heads}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_embeddings(self) -> Self:
-        if self.architecture == "gpt" and self.resolved_positions != "rotary":
-            raise ValueError(f"positions {self.positions} do not go with gpt, which rotates; leave them out")
-        if self.resolved_positions == "rotary" and self.architecture not in ("gpt", "attention"):
-            raise ValueError(f"positions rotary need attention, which {self.architecture} does not have")
-        if self.needs_embeddings_of_its_width and self.embedding_size not in (None, self.width):
-            why = "gpt" if self.architecture == "gpt" else "tie_embeddings"
-            raise ValueError(f"embedding_size {self.embedding_size} must be width {self.width} with {why}")
-        return self
-
-    @property
-    def resolved_positions(self) -> Positions:
-        """How places are told."""
-        return self.positions or ("rotary" if self.architecture == "gpt" else "sinusoidal")
-
-    @property
-    def resolved_tie_embeddings(self) -> bool:
-        """Whether the output layer is the embedding; embeddings that do not learn would make a poor one."""
-        is_natural = self.architecture == "gpt" and not self.freeze_embeddings
-        return is_natural if self.tie_embeddings is None else self.tie_embeddings
-
-    @property
-    def needs_embeddings_of_its_width(self) -> bool:
-        """Whether embeddings must have the size of the hidden vectors."""
-        return self.architecture == "gpt" or self.resolved_tie_embeddings
-
-    @property
-    def resolved_heads(self) -> int:
-        """Number of attention heads: as given, or at least four, of the largest even size up to 64 that fits."""
-        if self.num_heads is not None:
-            return self.num_heads
-        sizes = (size for size in range(64, 1, -2) if self.width % size == 0 and self.width // size >= 4)
-        return self.width // next(sizes, self.width)
-
-    @property
-    def resolved_head_size(self) -> int:
-        """Size of one attention head."""
-        return self.head_size or self.width // self.resolved_heads
-
-    @property
-    def resolved_kv_heads(self) -> int:
-        """Number of key/value heads."""
-        return self.num_kv_heads or self.resolved_heads
-
-    @property
-    def resolved_feedforward_size(self) -> int:
-        """Inner size of the feed-forward layer: 8/3 of the width, rounded up to a multiple of 32."""
-        return self.feedforward_size or -(-8 * self.width // 3 // 32) * 32
-
-
 class TrainingConfig(Section):
     """How the network learns."""
 
     objective: ObjectiveKind | None = Field(
         None,
         description="what is predicted: next_token (at every position), last_token (after the window only), embedding "
-        "(the next token's); none = next_token, for dense last_token",
+        "(the next token's); none = next_token, for "
+        f"{alternatives(architectures_that(lambda kind: not kind.predicts_every_position))} last_token",
     )
     embedding_loss: Literal["mse", "cosine"] = Field("mse", description="how far a predicted embedding is off")
     label_smoothing: Fraction = Field(0.0, description="part of the probability that wrong tokens should get")
@@ -230,11 +135,11 @@ class TrainingConfig(Section):
     max_steps: PositiveInt | None = Field(None, description="steps after which training ends in any case")
     batch_size: PositiveInt = Field(4, description="windows per replica that go through the network at once")
     accumulation_steps: PositiveInt = Field(1, description="batches whose gradients make one step")
-    optimizer: Literal["sgd", "nesterov", "adam", "adamw", "muon"] = Field(
-        "muon", description="how gradients become updates: sgd, nesterov, adam, adamw, muon"
+    optimizer: Annotated[str, one_of(OPTIMIZERS)] = Field(
+        "muon", description=f"how gradients become updates: {', '.join(OPTIMIZERS)}"
     )
     learning_rate: Annotated[float, Field(gt=0)] = Field(1e-2, description="highest learning rate")
-    schedule: Literal["constant", "cosine", "stable", "step"] = Field(
+    schedule: Annotated[str, one_of(SCHEDULES)] = Field(
         "cosine", description="the rate after warm-up: constant, cosine, stable (then falling), step (falling at times)"
     )
     decay_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
@@ -246,11 +151,11 @@ class TrainingConfig(Section):
         0.05, description="what is left of the rate at the end"
     )
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.1, description="pull of matrices towards zero")
-    momentum: Fraction = Field(0.9, description="memory of gradients of nesterov and muon")
-    beta1: Fraction = Field(0.9, description="memory of gradients of adam and adamw")
-    beta2: Fraction = Field(0.95, description="memory of squared gradients of adam and adamw")
+    momentum: Fraction = Field(0.9, description="momentum of nesterov and muon")
+    beta1: Fraction = Field(0.9, description="decay of the mean of gradients in adam and adamw")
+    beta2: Fraction = Field(0.95, description="decay of the mean of squared gradients in adam and adamw")
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="memory of the average of weights that becomes the model; none = the last weights do"
+        None, description="decay of the moving average of weights that becomes the model; none = the last weights do"
     )
     gradient_clip: Annotated[float, Field(gt=0)] | None = Field(
         1.0, description="largest gradient norm; none = no limit"
@@ -269,7 +174,7 @@ class TrainingConfig(Section):
 
 
 class DistributedConfig(Section):
-    """How many replicas learn together, and how they meet. With one replica there is nobody to meet."""
+    """How many replicas learn together, and how they sync. One replica has nothing to sync with."""
 
     replicas: Annotated[int, Field(ge=1, le=4096)] = Field(1, description="models trained side by side")
     strategy: Literal["allreduce", "averaging", "diloco"] = Field(
@@ -279,16 +184,16 @@ class DistributedConfig(Section):
     )
     averaging_frequency: PositiveInt = Field(5, description="averaging: steps between two averages")
     average_optimizer: bool = Field(
-        True, description="averaging: average the optimiser's memory as well; false = each replica keeps its own"
+        True, description="averaging: average the optimizer state as well; false = each replica keeps its own"
     )
-    diloco_steps: PositiveInt = Field(100, description="diloco: steps between two meetings")
-    outer_learning_rate: Annotated[float, Field(gt=0)] = Field(0.8, description="diloco: of the outer optimiser")
-    outer_momentum: Fraction = Field(0.5, description="diloco: of the outer optimiser")
+    diloco_steps: PositiveInt = Field(100, description="diloco: steps between two syncs")
+    outer_learning_rate: Annotated[float, Field(gt=0)] = Field(0.8, description="diloco: of the outer optimizer")
+    outer_momentum: Fraction = Field(0.5, description="diloco: of the outer optimizer")
     compress: Literal["none", "fp16", "bf16", "int8"] = Field(
-        "none", description="numbers in which replicas give what they have learned; what is lost is given next time"
+        "none", description="wire dtype of what replicas contribute; what rounding loses goes into the next sync"
     )
     exchange: Literal["auto", "storage", "collective"] = Field(
-        "auto", description="how replicas meet on Spark: storage (retryable tasks, files), collective (a barrier stage)"
+        "auto", description="how replicas sync on Spark: storage (retryable tasks, files), collective (a barrier stage)"
     )
     prefetch_batches: Annotated[int, Field(ge=0)] = Field(2, description="batches read ahead")
     timeout_seconds: Annotated[float, Field(gt=0, le=86_400)] = Field(
@@ -299,8 +204,8 @@ class DistributedConfig(Section):
     )
 
     @property
-    def meeting_every_steps(self) -> int | None:
-        """Steps between two meetings; None when there is nobody to meet."""
+    def sync_every_steps(self) -> int | None:
+        """Steps between two syncs; None for one replica, which has nothing to sync with."""
         if self.replicas == 1:
             return None
         return {"allreduce": 1, "averaging": self.averaging_frequency, "diloco": self.diloco_steps}[self.strategy]
@@ -312,7 +217,7 @@ class DistributedConfig(Section):
 
     @property
     def gives_optimizer(self) -> bool:
-        """Whether replicas share the memory of their optimisers as well."""
+        """Whether replicas share their optimizer state as well."""
         return self.replicas > 1 and self.strategy == "averaging" and self.average_optimizer
 
 
@@ -402,11 +307,14 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_objective(self) -> Self:
-        architecture = self.model.architecture
-        if architecture == "dense" and self.training.objective == "next_token":
-            raise ValueError("training.objective next_token needs an output at every position; dense has last_token")
-        if self.objective == "embedding" and architecture == "gpt":
-            raise ValueError("training.objective embedding does not go with gpt; use lstm, dense, attention or rnn")
+        architecture, kind = self.model.architecture, self.model.kind
+        if self.training.objective == "next_token" and not kind.predicts_every_position:
+            raise ValueError(
+                f"training.objective next_token needs an output at every position; {architecture} has last_token"
+            )
+        if self.objective == "embedding" and not kind.predicts_embeddings:
+            others = alternatives(architectures_that(lambda other: other.predicts_embeddings))
+            raise ValueError(f"training.objective embedding does not go with {architecture}; use {others}")
         if self.objective == "embedding" and self.data.embeddings is None:
             raise ValueError(
                 "training.objective embedding needs embeddings to predict; set data.embeddings to random, word2vec or "
@@ -417,7 +325,7 @@ class Config(Section):
     @property
     def objective(self) -> ObjectiveKind:
         """What the network is trained to predict."""
-        return self.training.objective or ("last_token" if self.model.architecture == "dense" else "next_token")
+        return self.training.objective or ("next_token" if self.model.kind.predicts_every_position else "last_token")
 
     @property
     def embeddings_are_frozen(self) -> bool:
@@ -428,3 +336,24 @@ class Config(Section):
     def context_length(self) -> int:
         """The longest input of the model."""
         return self.model.context_length or self.data.window_size
+
+
+def flat_settings(config: Config) -> dict[str, object]:
+    """Every setting by its dotted key; Spark's own one by one, as `spark.properties.NAME`."""
+    values: dict[str, object] = {}
+    for section_name, section in config:
+        for name, value in section:
+            key = f"{section_name}.{name}"
+            values |= {f"{key}.{part}": value[part] for part in value} if isinstance(value, dict) else {key: value}
+    return values
+
+
+def describe_setting(key: str) -> str:
+    """What a setting is, by its dotted key.
+
+    >>> describe_setting("generation.max_new_tokens"), describe_setting("spark.properties.spark.jars")
+    ('tokens to add', 'handed to Spark')
+    """
+    section_name, name, *of_spark = key.split(".")
+    section = type(getattr(Config(), section_name))
+    return "handed to Spark" if of_spark else section.model_fields[name].description or ""

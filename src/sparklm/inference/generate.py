@@ -1,4 +1,4 @@
-"""Text from a model: the next token's scores, and many next tokens in a row."""
+"""Text from a model: a prompt, and the tokens that follow it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from sparklm.config import DataConfig, GenerationConfig
+from sparklm.config import GenerationConfig
 from sparklm.errors import UserError
 from sparklm.models.cache import Cache
 from sparklm.models.model_zip import TrainedModel
-from sparklm.models.network import LanguageModel
 from sparklm.text.shards import Dataset
 
-_COLDEST = 1e-6  # below this temperature chance has no say
+_COLDEST = 1e-6  # below this temperature the likeliest token is taken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +39,7 @@ class Sampling:
 
     @classmethod
     def of(cls, generation: GenerationConfig) -> Sampling:
-        """Choose as the settings of a run say."""
+        """Choose as a run is set to."""
         return cls(
             temperature=generation.temperature, top_k=generation.top_k, top_p=generation.top_p, seed=generation.seed
         )
@@ -53,15 +51,6 @@ class GeneratedText:
 
     text: str
     note: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A possible next token."""
-
-    token_id: int
-    text: str
-    score: float
 
 
 def encode_prompt(trained: TrainedModel, prompt: str) -> tuple[list[int], str | None]:
@@ -91,11 +80,10 @@ def _encode(trained: TrainedModel, prompt: str) -> list[int]:
     return tokens or [trained.tokenizer.end_of_text]
 
 
-@torch.no_grad()
 def generate_tokens(
     trained: TrainedModel, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling
 ) -> Iterator[int]:
-    """Give new tokens one by one, until the document ends or there are enough."""
+    """Generate tokens one by one, until the document ends or there are enough."""
     reader = _WindowReader(trained) if trained.model.shape.predicts_last_only else _CachedReader(trained)
     generator = torch.Generator().manual_seed(sampling.seed)
     tokens = list(prompt)
@@ -111,34 +99,27 @@ class _CachedReader:
     """Reads each token once. When the context is full, it goes on with its newer half: one re-reading per half."""
 
     def __init__(self, trained: TrainedModel) -> None:
-        self._model, self._cache, self._num_read = trained.model, Cache(), 0
+        self._trained, self._cache, self._num_read = trained, Cache(), 0
 
     def scores_after(self, tokens: list[int]) -> Tensor:
         """Score what follows these tokens, which begin with those of the call before."""
-        context_length = self._model.shape.context_length
+        context_length = self._trained.model.shape.context_length
         first = max(self._num_read, len(tokens) - context_length)
         if self._cache.length + len(tokens) - first > context_length:
             first, self._cache = len(tokens) - max(1, context_length // 2), Cache()
         self._num_read = len(tokens)
-        scores_V: Tensor = self._model(_batch_of_one(tokens[first:], self._model), self._cache, last_only=True)[0, 0]
-        return scores_V.cpu()
+        return self._trained.scores_after(tokens[first:], self._cache)
 
 
 class _WindowReader:
     """Reads the last window anew for every token, for networks that know only what follows a whole window."""
 
     def __init__(self, trained: TrainedModel) -> None:
-        self._model = trained.model
+        self._trained = trained
 
     def scores_after(self, tokens: list[int]) -> Tensor:
         """Score what follows these tokens."""
-        window = tokens[-self._model.shape.context_length :]
-        scores_V: Tensor = self._model(_batch_of_one(window, self._model), last_only=True)[0, 0]
-        return scores_V.cpu()
-
-
-def _batch_of_one(tokens: Sequence[int], model: LanguageModel) -> Tensor:
-    return torch.tensor([tokens], device=next(model.parameters()).device)
+        return self._trained.scores_after(tokens[-self._trained.model.shape.context_length :])
 
 
 def generate_text(trained: TrainedModel, prompt: str, max_new_tokens: int, sampling: Sampling) -> GeneratedText:
@@ -151,7 +132,7 @@ def generate_text(trained: TrainedModel, prompt: str, max_new_tokens: int, sampl
 
 
 def prompt_of(generation: GenerationConfig, dataset: Dataset) -> str:
-    """Give what a run's samples start with."""
+    """What the samples of a run start with."""
     return generation.prompt if generation.prompt is not None else opening_of(dataset)
 
 
@@ -181,51 +162,3 @@ def choose_token(scores_V: Tensor, sampling: Sampling, generator: torch.Generato
         total_before = probabilities.cumsum(dim=-1) - probabilities
         probabilities = torch.where(total_before < sampling.top_p, probabilities, 0.0)
     return int(ids[torch.multinomial(probabilities, 1, generator=generator)])
-
-
-@torch.no_grad()
-def predict_next(trained: TrainedModel, context: Sequence[int], top: int) -> list[Candidate]:
-    """Give the likeliest next tokens, best first; their scores are probabilities.
-
-    A network that predicts an embedding gives the nearest tokens: a softmax over cosines ranks them.
-    """
-    scores_V = trained.model(torch.tensor([list(context)]), last_only=True)[0, 0]
-    probabilities = torch.softmax(scores_V.double(), dim=-1)  # in double precision, so that they sum to at most 1
-    best = torch.topk(probabilities, min(top, len(probabilities)))
-    return [
-        Candidate(token_id=token_id, text=trained.tokenizer.token_text(token_id), score=score)
-        for score, token_id in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-    ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class WindowTrial:
-    """What a model says after a window of a text, and what the text says."""
-
-    label: int
-    label_text: str
-    is_unique: bool  # everywhere in the text the same token follows these
-    candidates: list[Candidate]
-
-    @property
-    def is_learned(self) -> bool:
-        """Whether the likeliest token is the text's."""
-        return self.candidates[0].token_id == self.label
-
-
-def try_windows(trained: TrainedModel, dataset: Dataset, top: int, most: int = 10_000) -> Iterator[WindowTrial]:
-    """Ask the model what follows each window of a dataset's training text, at every place, up to a number of them."""
-    size = trained.model.shape.context_length
-    windows = dataset.windows(dataset.train, DataConfig(window_size=size), stride=1)
-    starts = windows.starts(np.arange(min(most, windows.num_windows)))
-    rows = [tuple(row) for row in dataset.train.windows(starts, size).tolist()]
-    followers: dict[tuple[int, ...], set[int]] = {}
-    for *context, label in rows:
-        followers.setdefault(tuple(context), set()).add(label)
-    for *context, label in rows:
-        yield WindowTrial(
-            label=label,
-            label_text=trained.tokenizer.token_text(label),
-            is_unique=len(followers[tuple(context)]) == 1,
-            candidates=predict_next(trained, context, top),
-        )

@@ -63,7 +63,7 @@ class SelfAttention(EmbeddedModel):
         self.last_norm = nn.LayerNorm(shape.width)
 
     def features(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
-        """Give every position's vector after the last layer."""
+        """Every position's vector after the last layer."""
         start = 0 if cache is None else cache.length
         x = self.embedding(tokens_BT, start)
         x_BTC = x if self.widen is None else self.widen(x)

@@ -1,4 +1,4 @@
-"""What a network remembers of the tokens it has read, so that generation costs one token's work per token."""
+"""What a network keeps of the tokens it has read, so that generation costs one token's work per token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Cache:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def extend(self, layer: int, key_BKTD: Tensor, value_BKTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Add a layer's new keys and values and give all of them."""
+        """Add a layer's new keys and values; returns all of them."""
         if layer in self._layers:
             old_key, old_value = self._layers[layer]
             key_BKTD, value_BKTD = torch.cat((old_key, key_BKTD), dim=2), torch.cat((old_value, value_BKTD), dim=2)
@@ -24,7 +24,7 @@ class Cache:
 
 
 def mask_after_cache(num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
-    """Mask for several queries that follow cached keys; None where `is_causal` says it or one query sees all."""
+    """Mask for several queries that follow cached keys; None where `is_causal` does it or one query sees all."""
     if num_queries in (1, num_keys):
         return None
     places = torch.arange(num_keys - num_queries, num_keys, device=device)

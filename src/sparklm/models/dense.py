@@ -1,6 +1,6 @@
 """The dense network: a window's embeddings with positions, laid end to end, through dense layers to the output.
 
-It knows nothing of order but the places in the window, and says only what follows the window.
+It knows nothing of order but the places in the window, and predicts only what follows the window.
 
 Shapes: B batch, T time, W window, E embedding size, C width.
 """
@@ -27,7 +27,7 @@ class Dense(EmbeddedModel):
         self.dropout = nn.Dropout(shape.dropout)
 
     def features(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
-        """Give the vector after the window's last token, (B, 1, C). A short window has nothing at its beginning."""
+        """The vector after the window's last token, (B, 1, C). A short window has nothing at its beginning."""
         assert cache is None, "a dense network reads its window anew for every token"
         num_missing = self.shape.context_length - tokens_BT.shape[1]
         x_BWE = F.pad(self.embedding(tokens_BT, num_missing), (0, 0, num_missing, 0))

@@ -34,7 +34,7 @@ class TokenEmbedding(nn.Module):
 
 
 def sinusoids(places_T: Tensor, size: int) -> Tensor:
-    """Give each place its vector: sines in the even components, cosines in the odd ones, of ever slower waves.
+    """Each place's vector: sines in the even components, cosines in the odd ones, of ever slower waves.
 
     >>> sinusoids(torch.arange(2), 4)[0].tolist()
     [0.0, 1.0, 0.0, 1.0]

@@ -8,6 +8,8 @@ Shapes: B batch, T time, C width, H heads, K key/value heads, D head size, F fee
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 from sparklm.models.cache import Cache, mask_after_cache
 from sparklm.models.embedding import rotate, rotation_table
 from sparklm.models.network import LanguageModel
-from sparklm.models.shape import ModelShape
+from sparklm.models.shape import ModelShape, Objective
 
 
 class RmsNorm(nn.Module):
@@ -135,12 +137,60 @@ class Decoder(nn.Module):
 
 
 class Gpt(LanguageModel):
-    """The language model: the decoder, and the scores that its hidden vectors give to the tokens."""
+    """The language model: the decoder, and a score for each token from its hidden vectors."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__(shape)
         self.model = Decoder(shape)
         self.lm_head = None if shape.tie_embeddings else nn.Linear(shape.width, shape.vocab_size, bias=False)
+
+    @classmethod
+    def config_json(cls, shape: ModelShape, end_of_text: int) -> dict[str, Any]:
+        """The sizes in the words of Qwen3ForCausalLM."""
+        return {
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "vocab_size": shape.vocab_size,
+            "hidden_size": shape.width,
+            "intermediate_size": shape.feedforward_size,
+            "num_hidden_layers": shape.num_layers,
+            "num_attention_heads": shape.num_heads,
+            "num_key_value_heads": shape.num_kv_heads,
+            "head_dim": shape.head_size,
+            "hidden_act": "silu",
+            "max_position_embeddings": shape.context_length,
+            "rms_norm_eps": shape.norm_epsilon,
+            "rope_theta": shape.rope_base,
+            "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_base},
+            "tie_word_embeddings": shape.tie_embeddings,
+            "attention_bias": False,
+            "bos_token_id": end_of_text,
+            "eos_token_id": end_of_text,
+            "dtype": "float32",
+            "sparklm_objective": shape.objective.kind,
+        }
+
+    @classmethod
+    def shape_of_config_json(cls, config: dict[str, Any]) -> ModelShape:
+        """The shape that a config.json of Qwen3ForCausalLM describes."""
+        rope = config.get("rope_parameters") or {}
+        return ModelShape(
+            architecture="gpt",
+            objective=Objective(kind=config.get("sparklm_objective", "next_token")),
+            vocab_size=int(config["vocab_size"]),
+            context_length=int(config["max_position_embeddings"]),
+            num_layers=int(config["num_hidden_layers"]),
+            width=int(config["hidden_size"]),
+            embedding_size=int(config["hidden_size"]),
+            num_heads=int(config["num_attention_heads"]),
+            num_kv_heads=int(config["num_key_value_heads"]),
+            head_size=int(config["head_dim"]),
+            feedforward_size=int(config["intermediate_size"]),
+            positions="rotary",
+            tie_embeddings=bool(config["tie_word_embeddings"]),
+            rope_base=float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
+            norm_epsilon=float(config["rms_norm_eps"]),
+        )
 
     def features(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
         """Compute the hidden vector of every position."""

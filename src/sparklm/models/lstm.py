@@ -13,14 +13,14 @@ from sparklm.models.shape import ModelShape
 
 
 class Lstm(Recurrent):
-    """Reads a window from left to right, with a memory that gates let in, keep and let out."""
+    """Reads a window from left to right, with a cell state that gates write, keep and read."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__(shape, nn.LSTM)
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator) -> None:
-        """Draw the weights; the forget gates start open, so that the memory lasts from the beginning."""
+        """Draw the weights; the forget gates start open, so that the cell state lasts from the beginning."""
         super().initialise(generator)
         C = self.shape.width
         for layer in range(self.shape.num_layers):

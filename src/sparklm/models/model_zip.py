@@ -14,6 +14,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +26,11 @@ from torch import Tensor
 
 from sparklm import __version__
 from sparklm.errors import UserError
-from sparklm.models.network import LanguageModel
-from sparklm.models.registry import ARCHITECTURES, model_of_shape
-from sparklm.models.shape import ModelShape, Objective
+from sparklm.models.build import model_of_shape, network_class
+from sparklm.models.cache import Cache
+from sparklm.models.network import OWN_TYPE, LanguageModel
+from sparklm.models.registry import ARCHITECTURES
+from sparklm.models.shape import ModelShape
 from sparklm.storage import split_address
 from sparklm.text.tokenizer import Tokenizer
 
@@ -37,7 +40,6 @@ _CONFIG, _WEIGHTS, _TOKENIZER, _TOKENIZER_CONFIG = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
-_HUGGING_FACE_TYPE, _OWN_TYPE = "qwen3", "sparklm"
 _SMALL_MEMBER_LIMIT = 256 * 2**20
 _LONGEST_CONTEXT = 2**20
 
@@ -49,11 +51,21 @@ class TrainedModel:
     model: LanguageModel
     tokenizer: Tokenizer
 
+    @torch.no_grad()
+    def scores_after(self, tokens: Sequence[int], cache: Cache | None = None) -> Tensor:
+        """The score of every token to follow these, (V), on the CPU wherever the model is."""
+        tokens_BT = torch.tensor([list(tokens)], device=self.model.device)
+        scores_V: Tensor = self.model(tokens_BT, cache, last_only=True)[0, 0]
+        return scores_V.cpu()
+
 
 def pack_model(shape: ModelShape, weights: dict[str, Tensor], tokenizer: Tokenizer) -> bytes:
     """Make the bytes of a model.zip."""
     files = {
-        _CONFIG: _to_json(_config_of(shape, tokenizer.end_of_text)),
+        _CONFIG: _to_json(
+            network_class(shape.architecture).config_json(shape, tokenizer.end_of_text)
+            | {"sparklm_version": __version__}
+        ),
         _WEIGHTS: safetensors.torch.save(
             {name: tensor.cpu().contiguous() for name, tensor in weights.items()}, {"format": "pt"}
         ),
@@ -155,61 +167,17 @@ def _shown(shape: torch.Size | None) -> str:
     return "nothing" if shape is None else str(tuple(shape))
 
 
-def _config_of(shape: ModelShape, end_of_text: int) -> dict[str, Any]:
-    if shape.architecture != "gpt":
-        return {"model_type": _OWN_TYPE, "shape": shape.model_dump(), "sparklm_version": __version__}
-    return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": _HUGGING_FACE_TYPE,
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.width,
-        "intermediate_size": shape.feedforward_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_size,
-        "hidden_act": "silu",
-        "max_position_embeddings": shape.context_length,
-        "rms_norm_eps": shape.norm_epsilon,
-        "rope_theta": shape.rope_base,
-        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_base},
-        "tie_word_embeddings": shape.tie_embeddings,
-        "attention_bias": False,
-        "bos_token_id": end_of_text,
-        "eos_token_id": end_of_text,
-        "dtype": "float32",
-        "sparklm_objective": shape.objective.kind,
-        "sparklm_version": __version__,
-    }
-
-
 def _shape_from(config: Any) -> ModelShape:
     model_type = config.get("model_type") if isinstance(config, dict) else None
-    if model_type == _OWN_TYPE:
+    if model_type == OWN_TYPE:
         shape = ModelShape.model_validate(config["shape"])
         if shape.architecture not in ARCHITECTURES:
             raise ValueError(f"architecture {shape.architecture!r} is unknown to this version")
         return shape.model_copy(update={"dropout": 0.0})
-    if model_type != _HUGGING_FACE_TYPE:
-        raise ValueError(f"model_type {model_type!r}, expected {_HUGGING_FACE_TYPE!r} or {_OWN_TYPE!r}")
-    rope = config.get("rope_parameters") or {}
-    return ModelShape(
-        architecture="gpt",
-        objective=Objective(kind=config.get("sparklm_objective", "next_token")),
-        vocab_size=int(config["vocab_size"]),
-        context_length=int(config["max_position_embeddings"]),
-        num_layers=int(config["num_hidden_layers"]),
-        width=int(config["hidden_size"]),
-        embedding_size=int(config["hidden_size"]),
-        num_heads=int(config["num_attention_heads"]),
-        num_kv_heads=int(config["num_key_value_heads"]),
-        head_size=int(config["head_dim"]),
-        feedforward_size=int(config["intermediate_size"]),
-        positions="rotary",
-        tie_embeddings=bool(config["tie_word_embeddings"]),
-        rope_base=float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
-        norm_epsilon=float(config["rms_norm_eps"]),
-    )
+    by_type = {kind.hugging_face_type: name for name, kind in ARCHITECTURES.items() if kind.hugging_face_type}
+    if model_type not in by_type:
+        raise ValueError(f"model_type {model_type!r}, expected {' or '.join(map(repr, [*by_type, OWN_TYPE]))}")
+    return network_class(by_type[model_type]).shape_of_config_json(config)
 
 
 def _to_json(value: dict[str, Any]) -> bytes:

@@ -6,6 +6,7 @@ Shapes: B batch, T time, C size of the features, E embedding size, V vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,16 +16,32 @@ from sparklm.models.cache import Cache
 from sparklm.models.embedding import TokenEmbedding
 from sparklm.models.shape import ModelShape
 
+OWN_TYPE = "sparklm"  # in config.json of networks that no other library knows
 # Cosines lie between -1 and 1; as scores for a softmax they are stretched, so that the nearest tokens stand out.
 SHARPNESS = 20.0
 
 
 class LanguageModel(nn.Module, ABC):
-    """A network that says what comes next."""
+    """A network that predicts what comes next."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.shape = shape
+
+    @classmethod
+    def config_json(cls, shape: ModelShape, end_of_text: int) -> dict[str, Any]:
+        """What config.json of a model of this kind holds."""
+        return {"model_type": OWN_TYPE, "shape": shape.model_dump()}
+
+    @classmethod
+    def shape_of_config_json(cls, config: dict[str, Any]) -> ModelShape:
+        """The shape that such a config.json describes, where its `model_type` is this architecture's own."""
+        raise NotImplementedError(f"{cls.__name__} has no model_type of its own")
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.token_embeddings.device
 
     @abstractmethod
     def features(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
@@ -51,7 +68,7 @@ class LanguageModel(nn.Module, ABC):
     def forward(self, tokens_BT: Tensor, cache: Cache | None = None, last_only: bool = False) -> Tensor:
         """Score every next token: (B, T, V), or (B, 1, V) when only the last position is wanted.
 
-        Scores are the logits of a softmax. Where an embedding is predicted, they say how near it each token is.
+        Scores are the logits of a softmax. Where an embedding is predicted, they are how near to it each token is.
         """
         features_BTC = self.features(tokens_BT, cache)
         if last_only:

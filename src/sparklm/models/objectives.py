@@ -158,5 +158,5 @@ def _count_nearest(predicted_NE: Tensor, targets_N: Tensor, embeddings_VE: Tenso
 
 
 def _rows_at_once(num_targets: int, vocab_size: int) -> int:
-    """Give how many predictions' scores may be made at once."""
+    """How many predictions' scores may be made at once."""
     return min(num_targets, max(1, MOST_SCORES_AT_ONCE // vocab_size))

@@ -27,7 +27,7 @@ class Recurrent(EmbeddedModel):
         self.dropout = nn.Dropout(shape.dropout)
 
     def features(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
-        """Give the last layer's output at every position, going on from a cached state."""
+        """The last layer's output at every position, going on from a cached state."""
         cache = cache or Cache()
         x_BTC, cache.state = self.layers(self.embedding(tokens_BT, cache.length), cache.state)
         cache.length += tokens_BT.shape[1]

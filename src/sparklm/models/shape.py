@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparklm.config import Config
 from sparklm.errors import UserError
+from sparklm.models.registry import ARCHITECTURES
 
 Size = Annotated[int, Field(ge=1, lt=2**31)]
 
@@ -83,8 +84,8 @@ class ModelShape(BaseModel):
 
     @property
     def predicts_last_only(self) -> bool:
-        """Whether the network has learned to say only what follows a whole window."""
-        return self.architecture == "dense" or self.objective.kind == "last_token"
+        """Whether the network has learned to predict only what follows a whole window."""
+        return not ARCHITECTURES[self.architecture].predicts_every_position or self.objective.kind == "last_token"
 
 
 def check_embeddings(shape: Sequence[int], config: Config, vocab_size: int) -> None:

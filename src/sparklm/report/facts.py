@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from sparklm.errors import UserError
-from sparklm.models.registry import count_parameters
+from sparklm.models.build import count_parameters
 from sparklm.report.statistics import STATS_JSON
 from sparklm.storage import Folder
 from sparklm.text.shards import Dataset

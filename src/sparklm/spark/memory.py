@@ -60,7 +60,7 @@ def has_own_limit(master: str) -> bool:
 
 
 def compare_with_room(room: Room, replica_bytes: int, num_replicas: int) -> tuple[str, str]:
-    """Say what replicas need and have, and what to do where it is not enough (nothing where it is)."""
+    """What replicas need and have, and what to do where it is not enough (nothing where it is)."""
     need = replica_bytes * num_replicas
     what = f"{num_replicas} replicas at once need" if num_replicas > 1 else "a replica needs"
     if room.num_bytes is None:
@@ -75,16 +75,22 @@ def compare_with_room(room: Room, replica_bytes: int, num_replicas: int) -> tupl
     return seen, "use a smaller training.batch_size, data.window_size or model, or a machine with more memory"
 
 
-def check_executor_memory(session: SparkSession, config: Config, vocab_size: int, replicas_per_executor: int) -> str:
-    """Say that the replicas of an executor fit beside its heap, or refuse, before an executor is killed for it."""
+def check_executor_memory(
+    session: SparkSession, config: Config, vocab_size: int, replicas_per_executor: int, process_bytes: int
+) -> str:
+    """Refuse replicas that do not fit beside an executor's heap, before it is killed for it; returns what was compared.
+
+    `process_bytes` is what a Python process takes there before any model.
+    """
     import psutil
 
     context = session.sparkContext
     available = int(psutil.virtual_memory().available) if context.master.startswith("local") else None
     room = room_for_python(context.master, dict(context.getConf().getAll()), available)
-    seen, remedy = compare_with_room(room, estimate_replica_bytes(config, vocab_size).total, replicas_per_executor)
+    estimate = estimate_replica_bytes(config, vocab_size, process_bytes)
+    seen, remedy = compare_with_room(room, estimate.total, replicas_per_executor)
     if remedy:
-        raise UserError(f"{seen}; {remedy}")
+        raise UserError("\n".join([f"{seen}; {remedy}", *estimate.describe()]))
     return seen
 
 

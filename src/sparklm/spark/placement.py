@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparklm.config import CleaningConfig, DataConfig, SparkConfig
 from sparklm.errors import JobError, TrainingDivergedError
-from sparklm.models.registry import count_parameters
+from sparklm.models.build import count_parameters
 from sparklm.placement.protocol import EpochWork, RunTasks, SessionFacts
 from sparklm.progress.watcher import Watcher
 from sparklm.spark.barrier import RankOrder, rank_task
@@ -24,6 +24,7 @@ from sparklm.spark.tasks import Watch, name_jobs, run_tasks
 from sparklm.text.corpus import Corpus
 from sparklm.text.encode import ShardRequest
 from sparklm.training.checkpoint.commit import latest_step
+from sparklm.training.memory import process_bytes_task
 from sparklm.training.metrics import ClusterFigures
 from sparklm.training.replica import StepCallback
 from sparklm.training.run import Run
@@ -50,6 +51,7 @@ class OnSpark:
         self._session: SparkSession = start_session(spark)
         self._exchange = Exchange(kind="storage", reason="nothing was chosen yet")
         self._facts: ClusterFacts | None = None
+        self._process_bytes: int | None = None  # of a worker before any model
 
     @property
     def description(self) -> str:
@@ -89,7 +91,9 @@ class OnSpark:
         cluster, config, replicas = self._cluster(), run.config, run.config.distributed.replicas
         at_once = -(-replicas // max(1, len(cluster.executors)))
         most_slots = max((executor.slots for executor in cluster.executors), default=1)
-        check_executor_memory(self._session, config, vocab_size, min(at_once, most_slots))
+        if self._process_bytes is None:
+            self._process_bytes = int(run_tasks(self._session, [""], process_bytes_task)[0])
+        check_executor_memory(self._session, config, vocab_size, min(at_once, most_slots), self._process_bytes)
         num_parameters = count_parameters(config, vocab_size)
         self._exchange = choose_exchange(config, cluster.sync_limits, num_parameters, run.threads)
         if replicas > 1:

@@ -22,7 +22,7 @@ _USUAL_SIZE_OF_ADAMW_UPDATE = 0.2
 
 
 class Muon(torch.optim.Optimizer):
-    """For matrices inside a network; embeddings, output layers and vectors want another optimiser."""
+    """For matrices inside a network; embeddings, output layers and vectors want another optimizer."""
 
     def __init__(self, matrices: Iterable[nn.Parameter], *, lr: float, momentum: float, weight_decay: float) -> None:
         super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})

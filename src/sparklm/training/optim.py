@@ -1,23 +1,96 @@
-"""Optimisers by name, and the learning rate as a function of the step."""
+"""The optimizers: one table of what each is, what state it keeps, and how it is made.
+
+To add one, give it an entry. Settings are checked against this table, so nothing here imports torch before an optimizer
+is made.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
 
-from sparklm.config import TrainingConfig
-from sparklm.training.muon import Muon
-from sparklm.training.sync.codec import copied
+    from sparklm.config import TrainingConfig
 
-_NOT_HIDDEN = ("embed", "lm_head", "output")  # parts of the names of the matrices at a network's two ends
+    # Makes the parts of an optimizer, which share a network's parameters (by name) between them.
+    Build = Callable[[Mapping[str, nn.Parameter], TrainingConfig], list[torch.optim.Optimizer]]
+
+_ENDS = ("embed", "lm_head", "output")  # parts of the names of the matrices at a network's two ends
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerKind:
+    """An optimizer, and the float32 numbers that it needs for each parameter."""
+
+    description: str
+    build: Build
+    state_floats: int  # kept from step to step
+    working_floats: int = 0  # there for a moment in a step
+
+
+def _sgd(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> list[torch.optim.Optimizer]:
+    from torch.optim import SGD
+
+    return [SGD(_groups(named.values(), training), lr=training.learning_rate)]
+
+
+def _nesterov(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> list[torch.optim.Optimizer]:
+    from torch.optim import SGD
+
+    groups = _groups(named.values(), training)
+    return [SGD(groups, lr=training.learning_rate, momentum=training.momentum, nesterov=True)]
+
+
+def _adam(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> list[torch.optim.Optimizer]:
+    from torch.optim import Adam
+
+    betas = training.beta1, training.beta2
+    return [Adam(_groups(named.values(), training), lr=training.learning_rate, betas=betas, fused=True)]
+
+
+def _adamw(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> list[torch.optim.Optimizer]:
+    from torch.optim import AdamW
+
+    betas = training.beta1, training.beta2
+    return [AdamW(_groups(named.values(), training), lr=training.learning_rate, betas=betas, fused=True)]
+
+
+def _muon(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> list[torch.optim.Optimizer]:
+    from sparklm.training.muon import Muon
+
+    hidden = {name: parameter for name, parameter in named.items() if _is_hidden_matrix(name, parameter)}
+    others = {name: parameter for name, parameter in named.items() if name not in hidden}
+    muon = Muon(
+        hidden.values(),
+        lr=training.learning_rate,
+        momentum=training.momentum,
+        weight_decay=training.weight_decay,
+    )
+    return [muon, *_adamw(others, training)]
+
+
+OPTIMIZERS: dict[str, OptimizerKind] = {
+    "sgd": OptimizerKind(description="plain gradient steps", build=_sgd, state_floats=0),
+    "nesterov": OptimizerKind(description="SGD with Nesterov momentum", build=_nesterov, state_floats=1),
+    "adam": OptimizerKind(description="Adam; decay is part of the gradient", build=_adam, state_floats=2),
+    "adamw": OptimizerKind(description="Adam with decoupled weight decay", build=_adamw, state_floats=2),
+    # Muon takes all matrices of one shape through its iteration together: about half of a network, six times over.
+    # AdamW keeps one number more for its part, but needs none to work with.
+    "muon": OptimizerKind(
+        description="Muon for the matrices inside the network, AdamW for the rest",
+        build=_muon,
+        state_floats=1,
+        working_floats=3,
+    ),
+}
 
 
 class Optimizers:
-    """One optimiser, or two that share a network between them, used as one."""
+    """One optimizer, or two that share a network between them, used as one."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         self.parts = parts
@@ -38,7 +111,9 @@ class Optimizers:
             part.zero_grad()
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
-        """Name every tensor of the state after the parameter it belongs to."""
+        """The tensors of the state, each named after the parameter it belongs to."""
+        from torch import Tensor
+
         return {
             f"{name}/{kind}": value
             for name, parameter in model.named_parameters()
@@ -47,9 +122,10 @@ class Optimizers:
             if isinstance(value, Tensor)
         }
 
-    @torch.no_grad()
-    def begin_memory(self) -> None:
+    def init_state(self) -> None:
         """Have a state, though nothing has been learned: a step of rate zero along gradients of zero."""
+        import torch
+
         for group in self.param_groups:
             group["lr"] = 0.0  # set anew before every step
             for parameter in group["params"]:
@@ -58,7 +134,9 @@ class Optimizers:
         self.zero_grad()
 
     def load_tensors(self, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-        """Put back what `tensors` gave, and forget everything else."""
+        """Put back what `tensors` returned, and drop all other state."""
+        from sparklm.training.sync.codec import copied
+
         parameters = dict(model.named_parameters())
         owners = {
             parameter: part for part in self.parts for group in part.param_groups for parameter in group["params"]
@@ -72,70 +150,20 @@ class Optimizers:
 
 
 def build_optimizer(model: nn.Module, training: TrainingConfig) -> Optimizers:
-    """Make the optimiser that the settings name; matrices decay, vectors do not."""
+    """Make the optimizer that the settings name, for the parameters that learn."""
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if training.optimizer != "muon":
-        return Optimizers([_common(list(named.values()), training, training.optimizer)])
-    hidden = {name for name, parameter in named.items() if is_for_muon(name, parameter)}
-    muon = Muon(
-        [named[name] for name in named if name in hidden],
-        lr=training.learning_rate,
-        momentum=training.momentum,
-        weight_decay=training.weight_decay,
-    )
-    return Optimizers([muon, _common([named[name] for name in named if name not in hidden], training, "adamw")])
+    return Optimizers(OPTIMIZERS[training.optimizer].build(named, training))
 
 
-def _common(parameters: Sequence[nn.Parameter], training: TrainingConfig, name: str) -> torch.optim.Optimizer:
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": training.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+def _groups(parameters: Iterable[nn.Parameter], training: TrainingConfig) -> list[dict[str, Any]]:
+    """Two groups: matrices, which decay, and vectors, which do not."""
+    all_parameters = list(parameters)
+    return [
+        {"params": [p for p in all_parameters if p.dim() >= 2], "weight_decay": training.weight_decay},
+        {"params": [p for p in all_parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    rate, betas = training.learning_rate, (training.beta1, training.beta2)
-    if name == "sgd":
-        return torch.optim.SGD(groups, lr=rate)
-    if name == "nesterov":
-        return torch.optim.SGD(groups, lr=rate, momentum=training.momentum, nesterov=True)
-    if name == "adam":
-        return torch.optim.Adam(groups, lr=rate, betas=betas, fused=True)
-    return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True)
 
 
-def is_for_muon(name: str, parameter: nn.Parameter) -> bool:
+def _is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
     """Whether a parameter is a matrix inside the network, and not at one of its two ends."""
-    return parameter.dim() == 2 and not any(part in name for part in _NOT_HIDDEN)
-
-
-def learning_rate(step: int, total_steps: int, training: TrainingConfig) -> float:
-    """Rise linearly, then follow the schedule: a pure function of the step.
-
-    >>> rates = [learning_rate(step, 100, TrainingConfig()) for step in range(100)]
-    >>> max(rates) == TrainingConfig().learning_rate and rates[0] < rates[4] > rates[99]
-    True
-    """
-    warmup_steps = max(1, round(training.warmup_fraction * total_steps))
-    if step < warmup_steps:
-        return training.learning_rate * (step + 1) / warmup_steps
-    progress = (step + 1 - warmup_steps) / max(1, total_steps - warmup_steps)
-    lowest = training.final_learning_rate_fraction
-    return training.learning_rate * (lowest + (1.0 - lowest) * _height(progress, training))
-
-
-def _height(progress: float, training: TrainingConfig) -> float:
-    """Where the schedule is between the highest rate (1) and the lowest (0), when part of the way is done."""
-    if training.schedule == "cosine":
-        return 0.5 * (1.0 + math.cos(math.pi * progress))
-    if training.schedule == "stable":
-        return min(1.0, (1.0 - progress) / training.decay_fraction)
-    if training.schedule == "step":
-        return training.step_factor ** math.floor(progress / training.decay_fraction)
-    return 1.0
-
-
-def average_decay(step: int, ema_decay: float) -> float:
-    """How much of the averaged weights stays at a step: little at first, when they are far from any good.
-
-    >>> [round(average_decay(step, 0.9), 2) for step in (0, 9, 1000)]
-    [0.1, 0.53, 0.9]
-    """
-    return min(ema_decay, (1 + step) / (10 + step))
+    return parameter.dim() == 2 and not any(part in name for part in _ENDS)

@@ -1,4 +1,4 @@
-"""The pre-flight check: start a session, look around on every executor, and hand what was seen to doctor.py.
+"""The pre-flight check: start a session, look around on every executor, and hand what was seen to findings.py.
 
 Nothing is trained, and what is written is taken away again. Every wait ends: a master that does not answer, executors
 that do not come and tasks that do not end are findings, each within about a minute.
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from sparklm.config import Config
 from sparklm.errors import JobError, UserError
-from sparklm.models.registry import count_parameters
+from sparklm.models.build import count_parameters
 from sparklm.spark.cluster import EXECUTORS_SECONDS, ClusterFacts, read_cluster, wait_for_executors
 from sparklm.spark.doctor import probe
 from sparklm.spark.doctor.findings import (
@@ -46,7 +46,7 @@ from sparklm.spark.placement import OnSpark
 from sparklm.spark.session import check_java, check_master
 from sparklm.spark.tasks import reason, run_tasks
 from sparklm.storage import Folder
-from sparklm.training.memory import estimate_replica_bytes
+from sparklm.training.memory import estimate_replica_bytes, process_bytes
 
 _CONNECT_SECONDS = 5.0
 _START_SECONDS = 60.0
@@ -59,7 +59,7 @@ Value = TypeVar("Value")
 
 
 class Probe(BaseModel):
-    """What the probe tasks told, when they were asked, and which executors none of them ran on."""
+    """What the probe tasks answered, when they were asked, and which executors none of them ran on."""
 
     model_config = ConfigDict(frozen=True)
     workers: list[ProcessFacts]
@@ -167,7 +167,7 @@ def examine_cluster(config: Config, run: Folder, placement: OnSpark) -> list[Fin
 
 
 def master_silence(master: str) -> str | None:
-    """Say that nothing listens where a master should be, long before Spark would; None when something does."""
+    """That nothing listens where a master should be, long before Spark would notice; None when something does."""
     kind, _, rest = master.partition("://")
     if kind not in _DEFAULT_PORTS:
         return None
@@ -210,7 +210,7 @@ def look_around(context: Any, num_tasks: int) -> Probe:
 def visit_folder(
     run: Folder, visit: Callable[[list[str]], Sequence[str]], num_tasks: int
 ) -> tuple[str, list[VisitFacts]]:
-    """Let the driver and tasks leave files for each other; give the driver's own problem, and the tasks' visits."""
+    """Let the driver and tasks leave files for each other; returns the driver's own problem, and the tasks' visits."""
     name = f".doctor-{uuid.uuid4().hex}"
     folder, is_new = run / name, True
     written = [f"task-{number}" for number in range(num_tasks)]
@@ -265,7 +265,7 @@ def _bounded_job(context: Any, work: Callable[[], Value]) -> Value:
     try:
         return within(_PROBE_SECONDS, run)
     except TimeoutError as error:
-        context.setLogLevel("OFF")  # what a cancelled job has to say would bury what we say
+        context.setLogLevel("OFF")  # what a cancelled job logs would bury our own message
         context.cancelJobGroup(_GROUP)
         raise TimeoutError(f"tasks did not end within {_PROBE_SECONDS:.0f} s") from error
     except (PySparkException, Py4JJavaError) as error:
@@ -279,16 +279,17 @@ def _look_around_here() -> ProcessFacts:
 def _judge_memory(
     config: Config, master: str, properties: Mapping[str, str], processes: Sequence[ProcessFacts], replicas_at_once: int
 ) -> list[Finding]:
-    """Say what hosts have, and whether the replicas of this config fit there."""
+    """What hosts have, and whether the replicas of this config fit there beside the largest process without a model."""
     vocab_size = expected_vocab_size(config)
-    estimate = estimate_replica_bytes(config, vocab_size)
+    measured = [process.process_bytes for process in processes if process.process_bytes is not None]
+    estimate = estimate_replica_bytes(config, vocab_size, max(measured, default=process_bytes()))
     finding = judge_memory(master, properties, processes, estimate.total, replicas_at_once)
     seen = f"{finding.seen}; {estimate.num_parameters:,} parameters with a vocabulary of {vocab_size:,}"
     return [judge_hosts(processes), replace(finding, seen=seen)]
 
 
 def expected_vocab_size(config: Config) -> int:
-    """Give the size of the vocabulary: a dataset's own, the one that is set, or the largest that may be chosen."""
+    """The size of the vocabulary: a dataset's own, the one that is set, or the largest that may be chosen."""
     from sparklm.text.shards import Dataset, is_dataset
 
     data = config.data

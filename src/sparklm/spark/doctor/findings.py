@@ -1,6 +1,6 @@
 """What is right and wrong with a place for a job: facts in, findings out, nothing touched.
 
-`examination.py` gathers the facts. A finding is ok, a warning (the job runs, but not as it might), or a problem (it
+`examine.py` gathers the facts. A finding is ok, a warning (the job runs, but not as it might), or a problem (it
 would fail), and then says what to do.
 """
 
@@ -35,7 +35,7 @@ class Finding:
 
 
 class ProcessFacts(BaseModel):
-    """What a Python process told of itself and its machine (probe.look_around)."""
+    """What a Python process found out about itself and its machine (probe.look_around)."""
 
     model_config = ConfigDict(frozen=True)
     host: str
@@ -48,6 +48,7 @@ class ProcessFacts(BaseModel):
     available_bytes: int | None
     clock: float
     gpus: list[str]
+    process_bytes: int | None  # resident before any model; None where packages are missing
 
 
 class VisitFacts(BaseModel):
@@ -134,7 +135,7 @@ def judge_packages(driver: ProcessFacts, workers: Sequence[ProcessFacts]) -> lis
 
 
 def judge_hosts(processes: Sequence[ProcessFacts]) -> Finding:
-    """Say what machines there are."""
+    """List the machines."""
     shown = {(process.host, f"{count(process.cores, 'core')}, {in_mib(process.memory_bytes)}") for process in processes}
     return Finding(name="hosts", status="ok", seen=_by_host(shown))
 
@@ -164,7 +165,7 @@ def judge_threads(threads: int, replicas: int, cores: int) -> Finding:
 
 
 def judge_exchange(config: Config, cluster: ClusterFacts, num_parameters: int, threads: int) -> list[Finding]:
-    """Say how replicas can sync here, and what Spark's own settings mean for them."""
+    """Judge how replicas can sync here, and what Spark's own settings mean for them."""
     findings = []
     if cluster.has_dynamic_allocation:
         findings.append(
@@ -245,7 +246,7 @@ def judge_driver_address(cluster: ClusterFacts) -> Finding:
 
 
 def judge_gpus(processes: Sequence[ProcessFacts], wanted: str) -> Finding:
-    """Say which GPUs torch sees; where one is demanded, every worker must have it."""
+    """Name the GPUs that torch sees; where one is demanded, every worker must have it."""
     without = sorted({process.host for process in processes if not process.gpus})
     if wanted == "cuda" and without:
         return Finding(

@@ -18,7 +18,7 @@ PACKAGES = ("sparklm", "torch", "pyarrow", "pandas", "numpy")
 
 
 def look_around(order: str) -> str:
-    """Say which Python this is, what it can import, and what its machine has."""
+    """Which Python this is, what it can import, how large that made it, and what its machine has."""
     import importlib
     import importlib.metadata
 
@@ -47,7 +47,12 @@ def look_around(order: str) -> str:
         "available_bytes": None,
         "clock": clock,
         "gpus": gpus,
+        "process_bytes": None,
     }
+    if not missing:
+        from sparklm.training.memory import process_bytes
+
+        facts["process_bytes"] = process_bytes()
     if os.path.exists("/proc/meminfo"):
         with open("/proc/meminfo") as lines:
             sizes = dict(line.split(":", 1) for line in lines)
@@ -56,7 +61,7 @@ def look_around(order: str) -> str:
 
 
 def visit_order(*, folder: str, read: str, write: str, text: str) -> str:
-    """Tell a task which file to read in a folder, what it should hold, and which to write."""
+    """The order for a visit: which file to read in a folder, what it should hold, and which to write."""
     return json.dumps({"folder": folder, "read": read, "write": write, "text": text})
 
 

@@ -1,0 +1,44 @@
+"""Networks made from settings: found by name in the registry, loaded, built and given their first weights."""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+from torch import Tensor
+
+from sparklm.config import Config
+from sparklm.models.network import LanguageModel
+from sparklm.models.registry import ARCHITECTURES
+from sparklm.models.shape import ModelShape
+
+
+def build_model(
+    config: Config, vocab_size: int, embeddings_VE: Tensor | None = None, *, seed: int = 0
+) -> LanguageModel:
+    """Build the network that a config asks for, its weights drawn by the seed, its embeddings as given, if they are."""
+    model = model_of_shape(ModelShape.from_config(config, vocab_size, embeddings_VE))
+    model.initialise(torch.Generator().manual_seed(seed))
+    if embeddings_VE is not None:
+        with torch.no_grad():
+            model.token_embeddings.copy_(embeddings_VE)
+    return model
+
+
+def count_parameters(config: Config, vocab_size: int) -> int:
+    """Count the weights of the network that a config asks for, without making it."""
+    with torch.device("meta"):
+        model = model_of_shape(ModelShape.from_config(config, vocab_size))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def model_of_shape(shape: ModelShape) -> LanguageModel:
+    """Make a network of a shape, with whatever weights torch gives it."""
+    return network_class(shape.architecture)(shape)
+
+
+def network_class(architecture: str) -> type[LanguageModel]:
+    """The class of an architecture's networks, imported now if it was not before."""
+    module, _, name = ARCHITECTURES[architecture].network.partition(":")
+    network: type[LanguageModel] = getattr(importlib.import_module(module), name)
+    return network

@@ -1,0 +1,43 @@
+"""The learning rate as a function of the step, and how much of averaged weights stays at a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sparklm.config import TrainingConfig
+
+# Between the highest rate (1) and the lowest (0), when so much of the way after warm-up is done.
+SCHEDULES: dict[str, Callable[[float, TrainingConfig], float]] = {
+    "constant": lambda progress, training: 1.0,
+    "cosine": lambda progress, training: 0.5 * (1.0 + math.cos(math.pi * progress)),
+    "stable": lambda progress, training: min(1.0, (1.0 - progress) / training.decay_fraction),
+    "step": lambda progress, training: training.step_factor ** math.floor(progress / training.decay_fraction),
+}
+
+
+def learning_rate(step: int, total_steps: int, training: TrainingConfig) -> float:
+    """Rise linearly, then follow the schedule: a pure function of the step.
+
+    >>> from sparklm.config import TrainingConfig
+    >>> rates = [learning_rate(step, 100, TrainingConfig()) for step in range(100)]
+    >>> max(rates) == TrainingConfig().learning_rate and rates[0] < rates[4] > rates[99]
+    True
+    """
+    warmup_steps = max(1, round(training.warmup_fraction * total_steps))
+    if step < warmup_steps:
+        return training.learning_rate * (step + 1) / warmup_steps
+    progress = (step + 1 - warmup_steps) / max(1, total_steps - warmup_steps)
+    lowest = training.final_learning_rate_fraction
+    return training.learning_rate * (lowest + (1.0 - lowest) * SCHEDULES[training.schedule](progress, training))
+
+
+def average_decay(step: int, ema_decay: float) -> float:
+    """How much of the averaged weights stays at a step: little at first, when they are far from any good.
+
+    >>> [round(average_decay(step, 0.9), 2) for step in (0, 9, 1000)]
+    [0.1, 0.53, 0.9]
+    """
+    return min(ema_decay, (1 + step) / (10 + step))
