@@ -5,25 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from sparklm.report.facts import Missing, RunFacts
-
-UNKNOWN = "–"
-
-
-def number(value: float | None, form: str = ",.4g") -> str:
-    """Write a figure; one that was not measured is a dash."""
-    return UNKNOWN if value is None else format(value, form)
-
-
-def duration(seconds: float) -> str:
-    """Give a time in the units that people use.
-
-    >>> duration(4.25), duration(75), duration(7384)
-    ('4.2 s', '1 min 15 s', '2 h 3 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+from sparklm.wording import UNKNOWN as UNKNOWN
+from sparklm.wording import duration as duration
+from sparklm.wording import number as number
 
 
 def state(facts: RunFacts) -> str:
