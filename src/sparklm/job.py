@@ -23,7 +23,7 @@ from sparklm.models.model_zip import TrainedModel, load_model, pack_model
 from sparklm.models.shape import check_embeddings
 from sparklm.placement.in_process import Placement
 from sparklm.progress.status import STATUS
-from sparklm.report.exporters.exporting import Exporter, check_exporters, exporting
+from sparklm.report.exporters.base import SafeExporter, check_exporters, exporting
 from sparklm.report.statistics import STATS_JSON, STATS_TEXT, write_statistics
 from sparklm.storage import Folder, split_address
 from sparklm.text.prepare import check_corpus, corpus_address, is_unchanged, prepare
@@ -101,7 +101,7 @@ def _train(
     dataset: Dataset,
     placement: Placement,
     watcher: JobWatcher,
-    exporters: Sequence[Exporter],
+    exporters: Sequence[SafeExporter],
     seconds_before: float,
 ) -> JobResult:
     """Train, and make everything that a trained model is shown by."""
@@ -148,7 +148,7 @@ def check(config: Config, run: Folder) -> None:
     run.check_writable()
     for _, folder, _ in _output_targets(config):
         folder.check_writable()
-    check_exporters(config.output.tensorboard, config.output.mlflow)
+    check_exporters(config.output)
 
 
 def _reopen(config: Config, run: Folder, placement: Placement, keep_text: bool) -> tuple[RunRecord, Dataset]:
