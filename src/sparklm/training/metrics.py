@@ -140,10 +140,10 @@ class EpochRecord(BaseModel):
         Column(label="training loss", form=".4f", group="final", in_summary=True, join=lambda facts: facts.totals.loss),
     ]
     TrainingAccuracy: Annotated[
-        float, Column(label="accuracy", form=".3f", in_summary=True, join=lambda facts: facts.totals.accuracy)
+        float, Column(label="accuracy", form=".4f", in_summary=True, join=lambda facts: facts.totals.accuracy)
     ]
     ValidationAccuracy: Annotated[
-        float | None, _validation("validation accuracy", lambda found: found.accuracy, form=".3f")
+        float | None, _validation("validation accuracy", lambda found: found.accuracy, form=".4f")
     ]
     meanGradientMagnitude: Annotated[
         float,
@@ -213,10 +213,10 @@ class EpochRecord(BaseModel):
         ),
     ]
     TrainingTop1Accuracy: Annotated[
-        float | None, Column(label="top-1 accuracy", form=".3f", join=lambda facts: facts.totals.nearest_accuracy)
+        float | None, Column(label="top-1 accuracy", form=".4f", join=lambda facts: facts.totals.nearest_accuracy)
     ] = None
     ValidationTop1Accuracy: Annotated[
-        float | None, _validation("validation top-1 accuracy", lambda found: found.nearest_accuracy, form=".3f")
+        float | None, _validation("validation top-1 accuracy", lambda found: found.nearest_accuracy, form=".4f")
     ] = None
     ExchangedBytes: Annotated[
         int | None,
