@@ -18,12 +18,14 @@ def size(num_bytes: int, *, binary: bool = False) -> str:
     return humanize.naturalsize(num_bytes, binary=binary).replace(".0 ", " ").replace("Byte", "byte")
 
 
-def duration(seconds: float) -> str:
-    """A time in the two units that matter.
+def duration(seconds: float | None) -> str:
+    """A time in the two units that matter; a dash where it is not known.
 
     >>> duration(4.25), duration(75), duration(7384), duration(200_000)
     ('4.2 s', '1 min 15 s', '2 h 3 min', '2 d 7 h')
     """
+    if seconds is None:
+        return UNKNOWN
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)

@@ -24,7 +24,7 @@ from sparklm.report.settings import shown_settings
 from sparklm.storage import Folder
 from sparklm.training.metrics import EpochRecord, columns_of
 from sparklm.training.records import StepRecord
-from sparklm.wording import UNKNOWN, duration, number, text_table
+from sparklm.wording import duration, number, text_table
 
 _MOST_POINTS = 800  # of a run: there are several
 _OWN_PLACE = "output.run"  # of which it would be strange if it were the same
@@ -74,7 +74,7 @@ def final_figures(all_facts: Sequence[RunFacts]) -> list[tuple[str, ...]]:
                 str(len(facts.epochs)),
                 *(column.shown(facts.final(key)) for key, column in columns.items()),
                 number(facts.tokens_per_second, ",.0f"),
-                UNKNOWN if facts.seconds is None else duration(facts.seconds),
+                duration(facts.seconds),
             )
         )
     return rows

@@ -13,7 +13,7 @@ from sparklm.report.timeline import MOST_BARS, timeline
 from sparklm.training.metrics import COLUMNS, Column, columns_of, measured
 from sparklm.training.records import EpochSample
 from sparklm.training.run import SAMPLE_TEXT
-from sparklm.wording import UNKNOWN, duration, number
+from sparklm.wording import duration, number
 
 _FEW_EPOCHS = 8  # so many fit beside each other, which reads better than forty columns
 
@@ -24,7 +24,7 @@ def key_figures(facts: RunFacts) -> list[tuple[str, str]]:
         *((column.label, column.shown(facts.final(name))) for name, column in columns_of("final").items()),
         ("parameters", number(facts.num_parameters, ",d")),
         ("tokens per second", number(facts.tokens_per_second, ",.0f")),
-        ("total time", UNKNOWN if facts.seconds is None else duration(facts.seconds)),
+        ("total time", duration(facts.seconds)),
     ]
 
 
