@@ -129,7 +129,7 @@ def time_inside(config: Config) -> str:
         ("progress, status.json", Tracker, "step_done"),
         ("samples", epoch_end, "_let_speak"),
         ("files of records", fit, "write_lines"),
-        ("event files", TensorBoard, "epoch"),
+        ("event files", TensorBoard, "send"),
     )
     with contextlib.ExitStack() as patches:
         for name, owner, function in places:

@@ -23,7 +23,7 @@ from sparklm.models.shape import check_embeddings
 from sparklm.placement.protocol import Placement
 from sparklm.progress.status import STATUS
 from sparklm.progress.watcher import Watcher
-from sparklm.report.exporters.exporting import Exporter, check_exporters, exporting
+from sparklm.report.exporters.base import SafeExporter, check_exporters, exporting
 from sparklm.report.statistics import STATS_JSON, STATS_TEXT, write_statistics
 from sparklm.storage import Folder, split_address
 from sparklm.text.corpus import corpus_address
@@ -85,7 +85,7 @@ def train(config: Config, folder: Folder, start: Start, watcher: Watcher, *, kee
 
 
 def _train(
-    run: Run, dataset: Dataset, placement: Placement, exporters: Sequence[Exporter], seconds_before: float
+    run: Run, dataset: Dataset, placement: Placement, exporters: Sequence[SafeExporter], seconds_before: float
 ) -> JobResult:
     """Train, and make everything that a trained model is shown by."""
     began, config, folder, watcher = time.monotonic(), run.config, run.folder, placement.watcher
@@ -136,7 +136,7 @@ def check(config: Config, folder: Folder) -> Run | None:
     folder.check_writable()
     for _, target, _ in _output_targets(config):
         target.check_writable()
-    check_exporters(config.output.tensorboard, config.output.mlflow)
+    check_exporters(config.output)
     return run
 
 

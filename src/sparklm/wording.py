@@ -4,25 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import humanize
 
-def size(num_bytes: int) -> str:
-    """Give a number of bytes in words.
+UNKNOWN = "–"
 
-    >>> size(12), size(4_560_000)
-    ('12 bytes', '4.56 MB')
+
+def size(num_bytes: int, *, binary: bool = False) -> str:
+    """A number of bytes in the units that people use; binary ones for memory.
+
+    >>> size(12), size(4_560_000), size(420 * 2**20, binary=True)
+    ('12 bytes', '4.6 MB', '420 MiB')
     """
-    if num_bytes < 10_000:
-        return count(num_bytes, "byte")
-    return f"{num_bytes / 1e6:.2f} MB" if num_bytes < 10**10 else f"{num_bytes / 1e9:.1f} GB"
+    return humanize.naturalsize(num_bytes, binary=binary).replace(".0 ", " ").replace("Byte", "byte")
+
+
+def duration(seconds: float | None) -> str:
+    """A time in the two units that matter; a dash where it is not known.
+
+    >>> duration(4.25), duration(75), duration(7384), duration(200_000)
+    ('4.2 s', '1 min 15 s', '2 h 3 min', '2 d 7 h')
+    """
+    if seconds is None:
+        return UNKNOWN
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    units = (("d", whole // 86400), ("h", whole // 3600 % 24), ("min", whole // 60 % 60), ("s", whole % 60))
+    first = next(place for place, (_, amount) in enumerate(units) if amount)
+    return " ".join(f"{amount} {unit}" for unit, amount in units[first : first + 2])
+
+
+def number(value: float | None, form: str = ",.4g") -> str:
+    """A figure as `format` writes it; one that was not measured is a dash."""
+    return UNKNOWN if value is None else format(value, form)
 
 
 def count(number: int, noun: str) -> str:
-    """Give a number of things in words: `1 epoch`, `2 epochs`."""
+    """A number of things: `1 epoch`, `2 epochs`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def text_table(rows: Sequence[Sequence[str]], left: int = 0) -> list[str]:
-    """Lay out a table in columns: so many of the first to the left, figures to the right.
+    """The lines of a table in columns: so many of the first to the left, figures to the right.
 
     >>> text_table([("run", "loss"), ("a", "0.5")], left=1)
     ['run  loss', 'a     0.5']

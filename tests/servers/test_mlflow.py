@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from sparklm.config import OutputConfig
 from sparklm.errors import UserError
-from sparklm.report.exporters.exporting import Exporter, check_exporters, open_exporters
-from sparklm.report.exporters.recorded import epoch_figures, shown_settings, step_figures
+from sparklm.report.exporters.base import SafeExporter, check_exporters, open_exporters
+from sparklm.report.exporters.recorded import epoch_figures, settings_as_text, step_figures
 from sparklm.storage import Folder
 from sparklm.training.metrics import read_metrics
 from sparklm.training.records import STEPS, StepRecord, read_lines
@@ -99,13 +100,13 @@ def renamed(run_id: str) -> RunRecord:
     return RECORD.model_copy(update={"run_id": run_id})
 
 
-def opened(server: Server, run: Path, record: RunRecord) -> tuple[Exporter, list[str]]:
+def opened(server: Server, run: Path, record: RunRecord) -> tuple[SafeExporter, list[str]]:
     notes: list[str] = []
-    (exporter,) = open_exporters(Folder(str(run)), record, False, server.uri, notes.append)
+    (exporter,) = open_exporters(Folder(str(run)), record, OutputConfig(mlflow=server.uri), notes.append)
     return exporter, notes
 
 
-def tell(exporter: Exporter, run: Path, epoch: int) -> None:
+def send(exporter: SafeExporter, run: Path, epoch: int) -> None:
     write_history(Folder(str(run)), epoch)
     exporter.epoch(epoch_record(epoch), step_records(epoch), epoch_sample(epoch))
 
@@ -148,19 +149,19 @@ def artifacts(server: Server, run: Any, folder: str | None = None) -> set[str]:
 
 
 def test_a_finished_run_is_there_with_all_that_it_left(server: Server, tmp_path: Path) -> None:
-    check_exporters(False, server.uri)
+    check_exporters(OutputConfig(mlflow=server.uri))
     run, record = tmp_path / "a-run", renamed("finished")
     exporter, notes = opened(server, run, record)
     assert only_run(server, record).info.status == "RUNNING"
     for epoch in (1, 2):
-        tell(exporter, run, epoch)
+        send(exporter, run, epoch)
     for name in ("stats.json", "stats.txt", "sample.txt", "model.zip", "unrelated.bin"):
         (run / name).write_text(name)
     exporter.close("finished")
     found = only_run(server, record)
     assert notes == []
     assert (found.info.status, found.info.run_name) == ("FINISHED", "a-run")
-    assert found.data.params == shown_settings(record.config)
+    assert found.data.params == settings_as_text(record.config)
     assert "top secret" not in found.data.params.values()
     assert_complete(server, found, epochs=2)
     assert artifacts(server, found) == {
@@ -174,7 +175,7 @@ def test_a_finished_run_is_there_with_all_that_it_left(server: Server, tmp_path:
             assert answer.read().decode() == content
 
 
-def test_a_training_tells_both_programs_of_itself(server: Server, corpus_file: Path, tmp_path: Path) -> None:
+def test_a_training_is_shown_by_both_programs(server: Server, corpus_file: Path, tmp_path: Path) -> None:
     config = tiny_config(corpus_file, "output.tensorboard=true", f"output.mlflow={server.uri}")
     run = Folder(str(tmp_path / "run"))
     watcher = RecordingWatcher()
@@ -195,7 +196,7 @@ def test_a_training_tells_both_programs_of_itself(server: Server, corpus_file: P
 def test_a_resumed_run_goes_on_in_the_same_mlflow_run(server: Server, tmp_path: Path) -> None:
     run, record = tmp_path / "run", renamed("resumed")
     exporter, _ = opened(server, run, record)
-    tell(exporter, run, 1)
+    send(exporter, run, 1)
     first = only_run(server, record)  # and then the process is killed, after the second epoch was recorded
     write_history(Folder(str(run)), 2)
     elsewhere = record.config.model_copy(
@@ -203,7 +204,7 @@ def test_a_resumed_run_goes_on_in_the_same_mlflow_run(server: Server, tmp_path: 
     )
     exporter, notes = opened(server, run, record.model_copy(update={"config": elsewhere}))
     assert_complete(server, only_run(server, record), epochs=2)
-    tell(exporter, run, 3)
+    send(exporter, run, 3)
     exporter.close("interrupted")
     found = only_run(server, record)
     assert (found.info.run_id, found.info.status, notes) == (first.info.run_id, "KILLED", [])
@@ -229,16 +230,16 @@ def test_a_very_long_setting_and_very_many_steps_fit(server: Server, tmp_path: P
 def test_a_server_that_goes_away_does_no_harm_and_is_caught_up_with_at_the_end(server: Server, tmp_path: Path) -> None:
     run, record = tmp_path / "run", renamed("lost")
     exporter, notes = opened(server, run, record)
-    tell(exporter, run, 1)
+    send(exporter, run, 1)
     server.kill()
     for epoch in (2, 3):
-        tell(exporter, run, epoch)
+        send(exporter, run, epoch)
     assert len(notes) == 1
     assert notes[0].startswith(f"MLflow at {server.uri} fails, training goes on without it")
     with pytest.raises(UserError, match=f"--mlflow {server.uri}: no MLflow tracking server"):
-        check_exporters(False, server.uri)
+        check_exporters(OutputConfig(mlflow=server.uri))
     silent, silent_notes = opened(server, tmp_path / "other", renamed("never there"))
-    tell(silent, tmp_path / "other", 1)
+    send(silent, tmp_path / "other", 1)
     silent.close("finished")
     assert len(silent_notes) == 2
     server.start()
@@ -255,5 +256,5 @@ def test_a_server_that_never_answers_is_refused_in_time(monkeypatch: pytest.Monk
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://me:word@127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(UserError, match=r"--mlflow http://\(hidden\)@127.*no MLflow tracking server") as raised:
-            check_exporters(False, address)
+            check_exporters(OutputConfig(mlflow=address))
     assert "word" not in str(raised.value)

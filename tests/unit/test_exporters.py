@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
 import struct
 import sys
+from collections.abc import Sequence
+from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from sparklm.config import Config, SparkConfig
+from sparklm.config import Config, OutputConfig, SparkConfig
 from sparklm.errors import UserError
-from sparklm.report.exporters.exporting import Exporter, Forgiving, Outcome, check_exporters, open_exporters
-from sparklm.report.exporters.recorded import epoch_figures, recorded_epochs
+from sparklm.progress.status import Outcome
+from sparklm.report.exporters.base import EXPORTERS, SafeExporter, check_exporters, open_exporters
+from sparklm.report.exporters.recorded import RecordedEpoch, epoch_figures, recorded_epochs, settings_as_text
 from sparklm.storage import Folder
-from sparklm.training.metrics import EpochRecord, write_metrics
-from sparklm.training.records import SAMPLES, STEPS, EpochSample, write_lines
+from sparklm.training.metrics import write_metrics
+from sparklm.training.records import SAMPLES, STEPS, write_lines
 from tests.run_history import RECORD, epoch_record, epoch_sample, step_records, write_history
 
 
 def single(value: float) -> float:
-    """Give a number as TensorBoard keeps it, in 32 bits."""
+    """A number as TensorBoard keeps it, in 32 bits."""
     return struct.unpack("f", struct.pack("f", value))[0]
 
 
@@ -34,13 +38,13 @@ def texts(events: EventAccumulator, tag: str) -> dict[int, str]:
     return {event.step: event.tensor_proto.string_val[0].decode() for event in events.Tensors(f"{tag}/text_summary")}
 
 
-def open_tensorboard(run: Folder) -> tuple[Exporter, list[str]]:
+def open_tensorboard(run: Folder) -> tuple[SafeExporter, list[str]]:
     notes: list[str] = []
-    (exporter,) = open_exporters(run, RECORD, True, None, notes.append)
+    (exporter,) = open_exporters(run, RECORD, OutputConfig(tensorboard=True), notes.append)
     return exporter, notes
 
 
-def tell(exporter: Exporter, epoch: int) -> None:
+def send(exporter: SafeExporter, epoch: int) -> None:
     exporter.epoch(epoch_record(epoch), step_records(epoch), epoch_sample(epoch))
 
 
@@ -49,7 +53,7 @@ def test_tensorboard_reads_every_figure_with_its_step_and_time(tmp_path: Path) -
     exporter, notes = open_tensorboard(run)
     for epoch in (1, 2):
         write_history(run, epoch)
-        tell(exporter, epoch)
+        send(exporter, epoch)
     events = read_events(tmp_path / "tensorboard")
     assert set(events.Tags()["scalars"]) == {
         "step/loss",
@@ -75,7 +79,7 @@ def test_tensorboard_reads_every_figure_with_its_step_and_time(tmp_path: Path) -
 def test_tensorboard_has_the_samples_and_the_settings_as_text(tmp_path: Path) -> None:
     run = Folder(str(tmp_path))
     exporter, _ = open_tensorboard(run)
-    tell(exporter, 1)
+    send(exporter, 1)
     events = read_events(tmp_path / "tensorboard")
     (sample,) = texts(events, "sample").items()
     assert sample == (epoch_sample(1).step, "    The quick\n    <b>fox</b> of epoch 1")
@@ -88,11 +92,11 @@ def test_a_resumed_run_is_there_once(tmp_path: Path) -> None:
     run = Folder(str(tmp_path))
     exporter, _ = open_tensorboard(run)
     write_history(run, 1)
-    tell(exporter, 1)  # and then the process is killed
+    send(exporter, 1)  # and then the process is killed
     exporter, _ = open_tensorboard(run)
     write_history(run, 2)
-    tell(exporter, 2)
-    tell(exporter, 2)
+    send(exporter, 2)
+    send(exporter, 2)
     exporter.close("finished")
     events = read_events(tmp_path / "tensorboard")
     assert [event.step for event in events.Scalars("step/loss")] == [10, 20, 30, 40]
@@ -112,7 +116,7 @@ def test_events_of_a_run_that_is_elsewhere_are_copied_there_after_every_epoch(tm
     run = Folder("memory://exporters/run")
     exporter, _ = open_tensorboard(run)
     for epoch in (1, 2):
-        tell(exporter, epoch)
+        send(exporter, epoch)
         copy = tmp_path / f"copy-{epoch}"
         copy.mkdir()
         for name in (run / "tensorboard").names():
@@ -137,15 +141,16 @@ class Target:
     """An exporter's far end, which can be out of order."""
 
     def __init__(self) -> None:
-        self.works, self.opened, self.told = True, 0, []
+        self.works, self.opened, self.received = True, 0, []
 
     def open(self) -> Target:
         self.opened += 1
         self._answer("opened")
         return self
 
-    def epoch(self, record: EpochRecord, steps: object, sample: EpochSample | None) -> None:
-        self._answer(f"epoch {record.Epoch}")
+    def send(self, epochs: Sequence[RecordedEpoch]) -> None:
+        for epoch in epochs:
+            self._answer(f"epoch {epoch.record.Epoch}")
 
     def close(self, outcome: Outcome) -> None:
         self._answer(outcome)
@@ -153,54 +158,67 @@ class Target:
     def _answer(self, what: str) -> None:
         if not self.works:
             raise ConnectionError("nobody at http://me:word@tracking is there\nand more")
-        self.told.append(what)
+        self.received.append(what)
 
 
 def test_a_failing_exporter_is_noted_once_and_catches_up_at_the_end() -> None:
     target, notes = Target(), []
-    exporter = Forgiving("MLflow", target.open, notes.append)
-    tell(exporter, 1)
+    exporter = SafeExporter("MLflow", target.open, Folder("memory://no-run"), notes.append)
+    send(exporter, 1)
     target.works = False
-    tell(exporter, 2)
+    send(exporter, 2)
     target.works = True
-    tell(exporter, 3)  # no longer asked: it would wait for a server that is away, epoch after epoch
+    send(exporter, 3)  # no longer asked: it would wait for a server that is away, epoch after epoch
     exporter.close("finished")
-    assert target.told == ["opened", "epoch 1", "opened", "finished"]
+    assert target.received == ["opened", "epoch 1", "opened", "finished"]
     assert notes == [
         "MLflow fails, training goes on without it until the end: nobody at http://(hidden)@tracking is there"
     ]
 
 
-def test_an_exporter_that_stays_away_harms_nothing_and_is_said_to_be_incomplete() -> None:
+def test_an_exporter_that_stays_away_harms_nothing_and_is_noted_as_incomplete() -> None:
     target, notes = Target(), []
     target.works = False
-    exporter = Forgiving("MLflow", target.open, notes.append)
-    tell(exporter, 1)
+    exporter = SafeExporter("MLflow", target.open, Folder("memory://no-run"), notes.append)
+    send(exporter, 1)
     exporter.close("failed")
     assert (target.opened, len(notes)) == (2, 2)
     assert "is not complete" in notes[1]
 
 
-@pytest.mark.parametrize(("package", "asked"), [("tensorboard", (True, None)), ("mlflow", (False, "http://a"))])
+@pytest.mark.parametrize(("package", "target"), [("tensorboard", True), ("mlflow", "http://a")])
 def test_a_missing_package_is_named_with_its_remedy(
-    package: str, asked: tuple[bool, str | None], monkeypatch: pytest.MonkeyPatch
+    package: str, target: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.delitem(sys.modules, package, raising=False)
     sys.path_importer_cache.clear()
     with pytest.raises(UserError, match=rf"--{package} needs a package.*pip install 'sparklm\[{package}\]'"):
-        check_exporters(*asked)
+        check_exporters(OutputConfig.model_validate({package: target}))
 
 
 def test_nothing_asked_for_is_nothing_checked_and_nothing_opened(tmp_path: Path) -> None:
-    check_exporters(False, None)
-    assert open_exporters(Folder(str(tmp_path)), RECORD, False, None, print) == []
+    check_exporters(OutputConfig())
+    assert open_exporters(Folder(str(tmp_path)), RECORD, OutputConfig(), print) == []
 
 
 def test_secrets_do_not_leave_the_run_folder() -> None:
-    from sparklm.report.exporters.recorded import shown_settings
-
     config = Config(spark=SparkConfig(properties={"spark.hadoop.fs.s3a.access.key": "AK", "spark.jars": "a.jar"}))
-    shown = shown_settings(config)
+    shown = settings_as_text(config)
     assert shown["spark.properties.spark.jars"] == "a.jar"
     assert "AK" not in shown.values()
+
+
+def test_settings_are_texts_and_others_json() -> None:
+    shown = settings_as_text(Config())
+    assert (shown["data.tokenizer"], shown["data.corpus"], shown["training.epochs"]) == ("bpe", "null", "3")
+
+
+def test_every_exporter_of_the_table_has_a_setting_a_module_and_an_extra() -> None:
+    extras = metadata("sparklm").get_all("Provides-Extra")
+    for name in EXPORTERS:
+        module = importlib.import_module(f"sparklm.report.exporters.{name}")
+        assert callable(module.check)
+        assert callable(module.open_exporter)
+        assert name in OutputConfig.model_fields
+        assert name in extras

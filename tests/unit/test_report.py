@@ -10,21 +10,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sparklm.errors import UserError
-from sparklm.report import wording
-from sparklm.report.charts import MOST_POINTS, smoothed, thinned
+from sparklm.report.charts import MOST_POINTS, line_style, smoothed, thinned
 from sparklm.report.comparison import comparison_text, run_names
 from sparklm.report.facts import gather_facts
 from sparklm.report.page import inert_json, report_page, write_report
 from sparklm.report.redaction import HIDDEN
-from sparklm.report.settings import flat_settings
-from sparklm.report.timeline import MOST_BARS, kind_of, most_telling, place_in_rows, timeline
+from sparklm.report.sections import run_sections
+from sparklm.report.settings import shown_settings
+from sparklm.report.text import report_text
+from sparklm.report.timeline import MOST_BARS, kind_of, place_in_rows, timeline, worth_showing
 from sparklm.report.vocabulary import TokenCounts, frequent_tokens, in_plane, readable_tokens
 from sparklm.storage import Folder
+from sparklm.training.metrics import COLUMNS, Column, read_metrics, write_metrics
 from sparklm.training.records import STEPS, TASKS, write_lines
 from tests.conftest import run_job, tiny_config
-from tests.run_history import HOSTILE, add_history, steps_of, tasks_of
+from tests.run_history import HOSTILE, add_history, epoch_record, steps_of, tasks_of
 
 SECTIONS = [
     "Loss",
@@ -120,10 +123,10 @@ def test_damaged_files_are_named_and_spoil_nothing_else(run: Folder) -> None:
     run.write_text("stats.json", "{")
     run.write_bytes("model.zip", b"no zip")
     page = report_page([run])
-    told = "\n".join(reasons(page))
-    assert "steps.jsonl cannot be read" in told
-    assert "stats.json is not valid JSON" in told
-    assert "model.zip is not a model zip" in told
+    reason = "\n".join(reasons(page))
+    assert "steps.jsonl cannot be read" in reason
+    assert "stats.json is not valid JSON" in reason
+    assert "model.zip is not a model zip" in reason
     assert {"loss", "timeline", "phases"} <= figures(page).keys()
 
 
@@ -170,7 +173,7 @@ def test_the_policy_allows_the_two_scripts_and_no_request(run: Folder) -> None:
 
 def test_secrets_of_spark_are_not_handed_on() -> None:
     config = tiny_config(None, "spark.properties.spark.hadoop.fs.s3a.secret.key=hush", "spark.properties.spark.cores=2")
-    values = flat_settings(config)
+    values = shown_settings(config)
     assert "hush" not in json.dumps(values)
     assert HIDDEN in values.values()
     assert values["data.tokenizer"] == "byte"
@@ -238,7 +241,7 @@ def test_lost_attempts_are_marked_by_colour_pattern_and_shape(run: Folder) -> No
 def test_of_very_many_attempts_the_lost_and_the_longest_are_drawn() -> None:
     tasks = tasks_of(num_epochs=300)
     bars, _ = place_in_rows(tasks)
-    kept = most_telling(bars)
+    kept = worth_showing(bars)
     assert len(bars) > len(kept) == MOST_BARS
     assert sum(kind_of(bar.task) in ("failed", "killed") for bar in kept) == 2
 
@@ -269,7 +272,54 @@ def test_the_plane_keeps_the_two_directions_that_vary_most() -> None:
 
 def test_the_time_of_a_run_is_that_of_its_steps(run: Folder) -> None:
     run.remove(STEPS)
-    assert wording.when(gather_facts(run)) == "not recorded"
+    assert gather_facts(run).when == "not recorded"
     epochs = gather_facts(run).epochs
     write_lines(run, STEPS, steps_of(epochs, 10))
-    assert wording.when(gather_facts(run)) == "2023-11-14 22:13 to 22:13 UTC"
+    assert gather_facts(run).when == "2023-11-14 22:13 to 22:13 UTC"
+
+
+def test_a_new_column_is_shown_wherever_its_declaration_says(
+    corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = Column(
+        label="toy", unit="MB", form=",d", group="memory", in_summary=True, join=lambda facts: 7000 + facts.epoch
+    )
+    monkeypatch.setitem(COLUMNS, "ToyMB", toy)
+    run = Folder(str(tmp_path / "run"))
+    run_job(tiny_config(corpus_file, "output.tensorboard=true"), tmp_path / "run")
+    assert [epoch.figure("ToyMB") for epoch in read_metrics(run)] == [7000, 7001]
+    page = run.read_text("report.html")
+    lines = figures(page)["memory"]["data"]
+    assert [line["y"] for line in lines if line["name"] == "toy"] == [[7000, 7001]]
+    assert len({line["line"]["color"] for line in lines}) == len(lines)
+    assert '<th scope="row">toy, MB</th><td>7,000</td><td>7,001</td>' in page
+    for text in (report_text(run).partition("stats.txt")[0], run.read_text("stats.txt")):
+        assert re.search(r" toy, MB\n.* 7,000\n.* 7,001$", text.rstrip())
+    assert [epoch["toy, MB"] for epoch in run.read_json("stats.json")["each epoch"]] == [7000, 7001]
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert [event.value for event in events.Scalars("epoch/ToyMB")] == [7000, 7001]
+
+
+@pytest.mark.parametrize(("group", "chart"), [("phases", "phases"), ("cpu", "cpu"), ("gradients", "epoch-gradients")])
+def test_a_new_column_is_in_the_chart_of_its_group(
+    group: str, chart: str, run: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(COLUMNS, "Toy", Column(label="toy", group=group, join=lambda facts: 50 * facts.epoch + 50))
+    write_metrics(run, [epoch_record(1), epoch_record(2)])
+    assert "toy" in [trace["name"] for trace in figures(report_page([run]))[chart]["data"]]
+
+
+def test_a_new_final_figure_heads_the_page_and_the_comparison(run: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(COLUMNS, "Toy", Column(label="toy score", form=".1f", group="final", join=lambda facts: 0.25))
+    write_metrics(run, [epoch_record(1), epoch_record(2)])
+    assert "<dt>toy score</dt><dd>0.2</dd>" in report_page([run])
+    assert "toy score" in comparison_text([gather_facts(run), gather_facts(run)])
+
+
+def test_a_section_is_a_line_in_the_list(run: Folder) -> None:
+    assert [section.title for section in run_sections(gather_facts(run))] == SECTIONS
+
+
+def test_lines_of_a_chart_differ_by_more_than_colour() -> None:
+    assert len({(style["color"], style["symbol"]) for style in map(line_style, range(30))}) == 30

@@ -18,6 +18,9 @@ import plotly.graph_objects as go
 BLUE, ORANGE, GREEN, PURPLE, RED = (f"var(--{name})" for name in ("blue", "orange", "green", "purple", "red"))
 PALE_BLUE, PALE_PURPLE, FAINT, PAPER = (f"var(--{name})" for name in ("pale-blue", "pale-purple", "faint", "paper"))
 SERIES = tuple(f"var(--series-{number})" for number in range(1, 10))
+_LINE_COLORS = (BLUE, ORANGE, GREEN, PURPLE, RED, SERIES[7], SERIES[8])
+_SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "triangle-down", "cross", "star", "hexagon")
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 MOST_POINTS = 2000
 _SMOOTH_FROM = 100  # with fewer points a line needs no smoothing
 _MOST_EPOCH_LINES = 30
@@ -52,6 +55,15 @@ def frame(x: str, y: str, **layout: Any) -> go.Figure:
     return figure.update_layout(**layout)
 
 
+def line_style(number: int) -> dict[str, str]:
+    """The colour, symbol and dash of one of several lines: no two alike, by its number from 0."""
+    return {
+        "color": _LINE_COLORS[number % len(_LINE_COLORS)],
+        "symbol": _SYMBOLS[number % len(_SYMBOLS)],
+        "dash": _DASHES[number // len(_LINE_COLORS) % len(_DASHES)],
+    }
+
+
 def add_line(
     figure: go.Figure, name: str, x: Sequence[float], y: Sequence[float | None], color: str, **options: Any
 ) -> None:
@@ -76,7 +88,7 @@ def add_steps(figure: go.Figure, name: str, x: Sequence[int], y: Sequence[float]
         hoverinfo="skip" if is_long else "all",
     )
     if is_long:
-        even = np.unique(np.linspace(0, len(values) - 1, min(len(values), MOST_POINTS)).astype(np.int64))
+        even = evenly(len(values), MOST_POINTS)
         figure.add_scatter(
             x=steps[even].tolist(),
             y=short(smoothed(values)[even].tolist()),
@@ -115,8 +127,13 @@ def thinned(values: FloatArray, most: int = MOST_POINTS) -> npt.NDArray[np.int64
     return np.unique([0, *extremes, len(values) - 1])
 
 
+def evenly(num_values: int, most: int) -> npt.NDArray[np.int64]:
+    """The places of at most so many values, at even distances, the first and the last among them."""
+    return np.unique(np.linspace(0, num_values - 1, min(num_values, most)).astype(np.int64))
+
+
 def smoothed(values: FloatArray) -> FloatArray:
-    """Give the mean of each value and its neighbours, a fiftieth of the row in all; at the ends, of those there are."""
+    """The mean of each value and its neighbours, a fiftieth of the row in all; at the ends, of those there are."""
     half = max(1, len(values) // 100)
     sums = np.concatenate([[0.0], np.cumsum(values)])
     places = np.arange(len(values))

@@ -1,13 +1,14 @@
-"""Everything that a report says of a run, read once.
+"""Everything that a report shows of a run, read once.
 
-What is not there, or cannot be read, is `Missing` and says why: a run that is under way, or was trained by an earlier
-version, has a report too.
+What is not there, or cannot be read, is empty, and `RunFacts.missing` has the reason: a run that is under way, or was
+trained by an earlier version, has a report too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -26,7 +27,6 @@ from sparklm.training.run import MODEL, RunRecord, make_plan, read_run
 NO_SPARK = "this run used no Spark: it was trained in one process"
 _NO_EPOCH = "no epoch is done yet"
 _LONG_TEXT = 100_000_000  # tokens
-_SPARK_COLUMNS = ("UsedMemoryMB", "totalShuffleReadBytes", "avgTaskDuration", "failedTaskCount")
 Value = TypeVar("Value")
 Line = TypeVar("Line", bound=BaseModel)
 
@@ -39,45 +39,103 @@ class Missing:
     kind: str = "missing"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RunFacts:
     """What there is to know of a run."""
 
     run: Folder
     record: RunRecord
     step: int  # of the newest checkpoint
-    total_steps: int | None  # None = the dataset is not there to say, or too long to ask
+    total_steps: int | None  # None = the dataset is not there to ask, or too long
     epoch_steps: list[int] | None  # at which step each recorded epoch ended
     num_parameters: int | None
     is_finished: bool
     used_spark: bool
-    epochs: list[EpochRecord] | Missing
-    steps: list[StepRecord] | Missing
-    samples: list[EpochSample] | Missing
-    tasks: list[TaskRecord] | Missing
-    statistics: dict[str, Any] | Missing
-    dataset: Dataset | Missing
+    epochs: list[EpochRecord]
+    steps: list[StepRecord]
+    samples: list[EpochSample]
+    tasks: list[TaskRecord]
+    statistics: dict[str, Any]
+    dataset: Dataset | None
+    missing: Mapping[str, Missing]  # why one of the six above is empty, by its name
 
     @property
     def model_epoch(self) -> EpochRecord | None:
         """The epoch that the model's weights come from, or the last one that is done."""
-        if isinstance(self.epochs, Missing):
-            return None
-        number = None if isinstance(self.statistics, Missing) else self.statistics.get("the model's epoch")
-        return next((epoch for epoch in self.epochs if epoch.Epoch == number), self.epochs[-1])
+        number = self.statistics.get("the model's epoch")
+        return next((epoch for epoch in self.epochs if epoch.Epoch == number), self.epochs[-1] if self.epochs else None)
+
+    def final(self, column: str) -> float | None:
+        """A figure of the epoch that the model comes from."""
+        return None if self.model_epoch is None else self.model_epoch.figure(column)
+
+    @property
+    def state(self) -> str:
+        """How far the run has come."""
+        total = "an unknown number" if self.total_steps is None else f"{self.total_steps:,}"
+        progress = f"at step {self.step:,} of {total}"
+        if not self.is_finished:
+            return progress
+        return f"finished early, {progress}" if self.statistics.get("stopped early") else "finished"
+
+    @property
+    def when(self) -> str:
+        """When the run was trained, by the times that its records have."""
+        times = [step.time for step in self.steps] + [task.launched for task in self.tasks]
+        times += [task.launched + (task.seconds or 0.0) for task in self.tasks]
+        if not times:
+            return "not recorded"
+        first, last = (datetime.fromtimestamp(time, UTC) for time in (min(times), max(times)))
+        same_day = first.date() == last.date()
+        return f"{first:%Y-%m-%d %H:%M} to {last:{'%H:%M' if same_day else '%Y-%m-%d %H:%M'}} UTC"
+
+    @property
+    def place(self) -> str:
+        """Where the run was trained."""
+        if self.statistics:
+            return ", ".join(str(self.statistics[key]) for key in ("placed in", "machine") if self.statistics.get(key))
+        master = self.record.config.spark.master
+        return "one process, no Spark" if master == "none" else f"Spark {master}"
+
+    @property
+    def model(self) -> str:
+        """The run's network and its main sizes."""
+        shape, window = self.record.config.model, self.record.config.data.window_size
+        return f"{shape.architecture}, {shape.num_layers} × {shape.width}, window {window}"
+
+    @property
+    def seconds(self) -> float | None:
+        """The time of all epochs that are done."""
+        return sum(epoch.TimeStamp for epoch in self.epochs) / 1000 if self.epochs else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """The mean over all epochs, each by the time that it trained."""
+        seconds = sum(epoch.Tokens / epoch.TokensPerSecond for epoch in self.epochs if epoch.TokensPerSecond)
+        return sum(epoch.Tokens for epoch in self.epochs) / seconds if seconds else None
 
 
 def gather_facts(run: Folder) -> RunFacts:
     """Read a run; without a config.json there is none to read, and that is the user's error."""
     record = read_run(run)
-    epochs = _epochs(run)
-    steps = _lines(run, STEPS, StepRecord, epochs)
-    tasks = _lines(run, TASKS, TaskRecord, epochs)
-    used_spark = not isinstance(tasks, Missing) or _has_spark_figures(epochs)
-    if not used_spark and (record.config.spark.master == "none" or not isinstance(epochs, Missing)):
-        tasks = Missing(NO_SPARK)
-    statistics = _statistics(run)
-    dataset = _attempt("the dataset", lambda: record.open_dataset())
+    missing: dict[str, Missing] = {}
+
+    def kept(name: str, found: Value | Missing, empty: Value) -> Value:
+        if isinstance(found, Missing):
+            missing[name] = found
+            return empty
+        return found
+
+    epochs = kept("epochs", _epochs(run), [])
+    why_no_lines = "it was not kept when this run was trained" if epochs else _NO_EPOCH
+    steps = kept("steps", _lines(run, STEPS, StepRecord, why_no_lines), [])
+    samples = kept("samples", _lines(run, SAMPLES, EpochSample, why_no_lines), [])
+    tasks = kept("tasks", _lines(run, TASKS, TaskRecord, why_no_lines), [])
+    used_spark = bool(tasks) or any(epoch.failedTaskCount is not None for epoch in epochs)
+    if not used_spark and (record.config.spark.master == "none" or epochs):
+        missing["tasks"] = Missing(NO_SPARK)
+    statistics = kept("statistics", _statistics(run), {})
+    dataset = kept("dataset", _attempt("the dataset", record.open_dataset), None)
     plan = _plan(record, dataset)
     return RunFacts(
         run=run,
@@ -90,10 +148,11 @@ def gather_facts(run: Folder) -> RunFacts:
         used_spark=used_spark,
         epochs=epochs,
         steps=steps,
-        samples=_lines(run, SAMPLES, EpochSample, epochs),
+        samples=samples,
         tasks=tasks,
         statistics=statistics,
         dataset=dataset,
+        missing=missing,
     )
 
 
@@ -112,10 +171,9 @@ def _epochs(run: Folder) -> list[EpochRecord] | Missing:
     return _attempt(METRICS, lambda: read_metrics(run)) or Missing(f"{METRICS} is empty: {_NO_EPOCH}")
 
 
-def _lines(run: Folder, name: str, kind: type[Line], epochs: list[EpochRecord] | Missing) -> list[Line] | Missing:
+def _lines(run: Folder, name: str, kind: type[Line], why_not: str) -> list[Line] | Missing:
     if not run.exists(name):
-        why = _NO_EPOCH if isinstance(epochs, Missing) else "it was not kept when this run was trained"
-        return Missing(f"{name} is not there: {why}")
+        return Missing(f"{name} is not there: {why_not}")
     return _attempt(name, lambda: read_lines(run, name, kind)) or Missing(f"{name} is empty")
 
 
@@ -123,25 +181,18 @@ def _statistics(run: Folder) -> dict[str, Any] | Missing:
     if not run.exists(STATS_JSON):
         return Missing(f"{STATS_JSON} is not there: it is written when training ends")
     found = _attempt(STATS_JSON, lambda: run.read_json(STATS_JSON))
-    return found if isinstance(found, dict | Missing) else Missing(f"{STATS_JSON} holds no statistics")
+    return found if isinstance(found, dict | Missing) and found else Missing(f"{STATS_JSON} holds no statistics")
 
 
-def _num_parameters(record: RunRecord, dataset: Dataset | Missing, statistics: dict[str, Any] | Missing) -> int | None:
+def _num_parameters(record: RunRecord, dataset: Dataset | None, statistics: Mapping[str, Any]) -> int | None:
     """Count the weights of the run's model, for which the vocabulary's size must be known from somewhere."""
-    if not isinstance(dataset, Missing):
-        return count_parameters(record.config, dataset.manifest.vocab_size)
-    size = None if isinstance(statistics, Missing) else statistics.get("vocabulary")
-    return count_parameters(record.config, size) if isinstance(size, int) else None
+    vocab_size = statistics.get("vocabulary") if dataset is None else dataset.manifest.vocab_size
+    return count_parameters(record.config, vocab_size) if isinstance(vocab_size, int) else None
 
 
-def _has_spark_figures(epochs: list[EpochRecord] | Missing) -> bool:
-    known = [] if isinstance(epochs, Missing) else epochs
-    return any(getattr(epoch, column) is not None for epoch in known for column in _SPARK_COLUMNS)
-
-
-def _plan(record: RunRecord, dataset: Dataset | Missing) -> WindowPlan | None:
+def _plan(record: RunRecord, dataset: Dataset | None) -> WindowPlan | None:
     """Lay out the run's training again, unless there is no text for it, or all of a long one would have to be read."""
-    if isinstance(dataset, Missing):
+    if dataset is None:
         return None
     if dataset.has_document_windows(record.config.data) and len(dataset.train) > _LONG_TEXT:
         return None
@@ -149,15 +200,9 @@ def _plan(record: RunRecord, dataset: Dataset | Missing) -> WindowPlan | None:
     return None if isinstance(plan, Missing) else plan
 
 
-def _steps_of_epochs(
-    epochs: list[EpochRecord] | Missing, steps: list[StepRecord] | Missing, plan: WindowPlan | None
-) -> list[int] | None:
-    """Say at which steps epochs ended: by the plan, or else by the steps that were logged."""
-    if isinstance(epochs, Missing):
-        return None
+def _steps_of_epochs(epochs: list[EpochRecord], steps: list[StepRecord], plan: WindowPlan | None) -> list[int] | None:
+    """At which steps epochs ended: by the plan, or else by the steps that were logged."""
     if plan is not None:
         return [plan.epoch_end(epoch.Epoch - 1) for epoch in epochs]
-    if isinstance(steps, Missing):
-        return None
     ends = {step.epoch: step.step for step in steps}
     return [ends[epoch.Epoch] for epoch in epochs] if all(epoch.Epoch in ends for epoch in epochs) else None

@@ -20,15 +20,14 @@ from sparklm import __version__
 from sparklm.report import comparison
 from sparklm.report.charts import Plot
 from sparklm.report.facts import RunFacts, gather_facts
-from sparklm.report.parts import Section, Table
+from sparklm.report.parts import Section
 from sparklm.report.sections import head_facts, key_figures, run_sections
-from sparklm.report.wording import state
 from sparklm.storage import Folder
 from sparklm.training.run import REPORT
 
 
 def write_report(run: Folder) -> str:
-    """Write a run's report into its folder, and give its address."""
+    """Write a run's report into its folder; returns its address."""
     run.write_text(REPORT, report_page([run]))
     return run.address(REPORT)
 
@@ -47,7 +46,7 @@ def _run_page(facts: RunFacts) -> str:
     name = comparison.run_names([facts.run])[0]
     return _render(
         title=f"Run {name}",
-        state=state(facts),
+        state=facts.state,
         is_finished=facts.is_finished,
         figures=key_figures(facts),
         facts=head_facts(facts),
@@ -56,26 +55,6 @@ def _run_page(facts: RunFacts) -> str:
 
 
 def _comparison_page(all_facts: Sequence[RunFacts]) -> str:
-    settings = comparison.differing_settings(all_facts)
-    sections = [
-        Section(
-            "Final figures",
-            "Of the epoch whose weights the model has; of the last one that is done, where a run has no model yet.",
-            [Table(comparison.final_figures(all_facts))],
-        ),
-        Section(
-            "Validation loss",
-            "After each epoch, by the training tokens seen so far: the scale on which runs with other batches compare.",
-            [comparison.validation_curves(all_facts)],
-        ),
-        Section("Training loss", "A moving mean.", [comparison.training_curves(all_facts)]),
-        Section("Throughput", "Training tokens per second, a moving mean.", [comparison.throughput_curves(all_facts)]),
-        Section(
-            "Settings that differ",
-            "All others are the same." if len(settings) > 1 else "None: the runs have the same settings.",
-            [Table(settings, is_text=True)] if len(settings) > 1 else [],
-        ),
-    ]
     names = comparison.run_names([facts.run for facts in all_facts])
     return _render(
         title=f"{len(all_facts)} runs compared",
@@ -83,7 +62,7 @@ def _comparison_page(all_facts: Sequence[RunFacts]) -> str:
         is_finished=False,
         figures=[],
         facts=[(name, facts.run.url) for name, facts in zip(names, all_facts, strict=True)],
-        sections=sections,
+        sections=comparison.comparison_sections(all_facts),
     )
 
 

@@ -10,7 +10,7 @@ _SECRET_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
 def shown_property(name: str, value: str) -> str:
-    """Give a property of another program, unless its name sounds like a secret.
+    """The value of a property of another program, unless its name sounds like a secret.
 
     >>> shown_property("spark.hadoop.fs.s3a.secret.key", "k"), shown_property("spark.executor.memory", "4g")
     ('(hidden)', '4g')
@@ -19,7 +19,7 @@ def shown_property(name: str, value: str) -> str:
 
 
 def hide_credentials(text: str) -> str:
-    """Take names and passwords out of addresses.
+    """A text without the names and passwords that its addresses have.
 
     >>> hide_credentials("http://me:word@tracking:5000/a does not answer")
     'http://(hidden)@tracking:5000/a does not answer'
@@ -28,5 +28,5 @@ def hide_credentials(text: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Give what an error says, in a line."""
+    """The message of an error, in a line."""
     return hide_credentials((str(error).strip() or type(error).__name__).splitlines()[0])

@@ -1,116 +1,95 @@
-"""The sections of a run's page, in their order."""
+"""The sections of a run's page. A new one is a function here, and its line in `run_sections`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 
-from sparklm.report import curves, vocabulary, wording
+from sparklm.report import curves, vocabulary
 from sparklm.report.facts import NO_SPARK, Missing, RunFacts
 from sparklm.report.parts import Samples, SampleText, Section, Settings, Table
 from sparklm.report.settings import described_settings
 from sparklm.report.timeline import MOST_BARS, timeline
-from sparklm.training.metrics import EpochRecord
+from sparklm.training.metrics import COLUMNS, Column, columns_of, measured
 from sparklm.training.records import EpochSample
 from sparklm.training.run import SAMPLE_TEXT
+from sparklm.wording import duration, number
 
 _FEW_EPOCHS = 8  # so many fit beside each other, which reads better than forty columns
-_SPARK_TABLE = {
-    "totalShuffleReadBytes": "shuffle read, bytes",
-    "totalShuffleWriteBytes": "shuffle written, bytes",
-    "maxTaskDuration": "longest task, ms",
-    "avgTaskDuration": "mean task, ms",
-    "minTaskDuration": "shortest task, ms",
-    "failedTaskCount": "failed tasks",
-    "Retries": "retries",
-}
 
 
 def key_figures(facts: RunFacts) -> list[tuple[str, str]]:
-    """Give what everybody asks first: (what, how much)."""
-    seconds = wording.seconds_of_epochs(facts)
-    rate = wording.mean_throughput(facts)
+    """What everybody asks first: (what, how much)."""
     return [
-        ("validation loss", wording.number(wording.final(facts, "ValidationLoss"), ".4f")),
-        ("perplexity", wording.number(wording.final(facts, "Perplexity"), ",.2f")),
-        ("bits per byte", wording.number(wording.final(facts, "BitsPerByte"), ".4f")),
-        ("training loss", wording.number(wording.final(facts, "TrainingLoss"), ".4f")),
-        ("parameters", wording.number(facts.num_parameters, ",d")),
-        ("tokens per second", wording.number(rate, ",.0f")),
-        ("total time", wording.UNKNOWN if seconds is None else wording.duration(seconds)),
+        *((column.label, column.shown(facts.final(name))) for name, column in columns_of("final").items()),
+        ("parameters", number(facts.num_parameters, ",d")),
+        ("tokens per second", number(facts.tokens_per_second, ",.0f")),
+        ("total time", duration(facts.seconds)),
     ]
 
 
 def head_facts(facts: RunFacts) -> list[tuple[str, str]]:
-    """Give the run's particulars: (name, value)."""
+    """The run's particulars: (name, value)."""
     config = facts.record.config
-    done = 0 if isinstance(facts.epochs, Missing) else len(facts.epochs)
     replicas = config.distributed.replicas
     return [
         ("run id", facts.record.run_id),
         ("folder", facts.run.url),
-        ("trained", wording.when(facts)),
-        ("where", wording.place(facts)),
-        ("model", wording.model(facts)),
+        ("trained", facts.when),
+        ("where", facts.place),
+        ("model", facts.model),
         ("replicas", "1" if replicas == 1 else f"{replicas}, {config.distributed.strategy}"),
-        ("epochs", f"{done} of {config.training.epochs}"),
+        ("epochs", f"{len(facts.epochs)} of {config.training.epochs}"),
     ]
 
 
 def run_sections(facts: RunFacts) -> list[Section]:
-    """Make every section of the page."""
-    counted = vocabulary.count_tokens(facts)
+    """Every section of the page, in its order."""
     return [
         _loss(facts),
-        Section(
-            "Learning rate",
-            "By logged step; at the end of each epoch, where steps were not kept.",
-            [curves.learning_rate(facts)],
-        ),
-        Section(
-            "Gradients",
-            "The length of the gradient before clipping: by logged step, and over each epoch.",
-            [curves.step_gradients(facts), curves.epoch_gradients(facts)],
-        ),
-        Section(
-            "Throughput",
-            "Training tokens per second, of all replicas together.",
-            [curves.throughput(facts)],
-        ),
-        Section(
-            "Phases",
-            "Where the time of each epoch went. Overhead is the rest: starting tasks, waiting, Spark.",
-            [curves.phases(facts)],
-        ),
+        _learning_rate(facts),
+        _gradients(facts),
+        _throughput(facts),
+        _phases(facts),
         _tasks(facts),
-        Section(
-            "Memory and CPU",
-            "At the end of each epoch, and over it.",
-            [curves.memory(facts), *_no_spark_note(facts), curves.cpu(facts)],
-        ),
+        _memory_and_cpu(facts),
         _samples(facts),
-        _tokens(facts, counted),
-        Section(
-            "Embedding neighbourhood",
-            "The model's input embeddings of the most frequent words, on the plane on which they differ most. Labels "
-            "that would cover others are hidden: zoom in to see more. A point's own box lists the tokens "
-            "of the text that are nearest to it by cosine, in all dimensions.",
-            [vocabulary.neighbourhood(facts, counted)],
-        ),
-        Section("Epochs", "metrics.csv, without the columns that are empty.", [_epoch_table(facts.epochs)]),
-        Section("Statistics", "stats.json: the run as a whole.", [_statistics(facts)]),
-        Section("Settings", "config.json: every setting of the run.", [_settings(facts)]),
+        _tokens(facts),
+        _neighbourhood(facts),
+        _epochs(facts),
+        _statistics(facts),
+        _settings(facts),
     ]
 
 
 def _loss(facts: RunFacts) -> Section:
-    missing = [facts.steps] if isinstance(facts.steps, Missing) and not isinstance(facts.epochs, Missing) else []
+    no_steps = [facts.missing["steps"]] if facts.epochs and not facts.steps else []
     return Section(
         "Loss",
         "Training loss by step; validation loss at the end of each epoch. Where validation rises while training falls, "
         "the model learns its text by heart.",
-        [curves.loss(facts), *missing],
+        [curves.loss(facts), *no_steps],
     )
+
+
+def _learning_rate(facts: RunFacts) -> Section:
+    intro = "By logged step; at the end of each epoch, where steps were not kept."
+    return Section("Learning rate", intro, [curves.learning_rate(facts)])
+
+
+def _gradients(facts: RunFacts) -> Section:
+    intro = "The length of the gradient before clipping: by logged step, and over each epoch."
+    return Section("Gradients", intro, [curves.step_gradients(facts), curves.epoch_gradients(facts)])
+
+
+def _throughput(facts: RunFacts) -> Section:
+    intro = "Training tokens per second, of all replicas together."
+    return Section("Throughput", intro, [curves.throughput(facts)])
+
+
+def _phases(facts: RunFacts) -> Section:
+    intro = "Where the time of each epoch went. Overhead is the rest: starting tasks, waiting, Spark."
+    return Section("Phases", intro, [curves.phases(facts)])
 
 
 def _tasks(facts: RunFacts) -> Section:
@@ -118,33 +97,27 @@ def _tasks(facts: RunFacts) -> Section:
         "Every attempt at a task, by executor and slot. Attempts that failed or were killed are hatched and end in a "
         "mark; point at a bar for its title, its length and its error."
     )
-    if not isinstance(facts.tasks, Missing) and len(facts.tasks) > MOST_BARS:
+    if len(facts.tasks) > MOST_BARS:
         intro += (
             f" Of {len(facts.tasks):,} attempts, those that were lost and the longest are shown, {MOST_BARS:,} in all."
         )
-    return Section("Spark tasks", intro, [timeline(facts), *_spark_table(facts)])
+    columns = measured({"Epoch": COLUMNS["Epoch"]} | columns_of("spark"), facts.epochs) if facts.used_spark else {}
+    tables = [Table(_rows(facts, columns))] if len(columns) > 1 else []
+    return Section("Spark tasks", intro, [timeline(facts), *tables])
 
 
-def _spark_table(facts: RunFacts) -> list[Table]:
-    if isinstance(facts.epochs, Missing) or not facts.used_spark:
-        return []
-    columns = {key: name for key, name in _SPARK_TABLE.items() if _has(facts.epochs, key)}
-    if not columns:
-        return []
-    rows = [[str(epoch.Epoch), *(_cell(epoch, key) for key in columns)] for epoch in facts.epochs]
-    return [Table([["epoch", *columns.values()], *rows])]
-
-
-def _no_spark_note(facts: RunFacts) -> list[Missing]:
-    is_told = not facts.used_spark and facts.tasks == Missing(NO_SPARK) and not isinstance(facts.epochs, Missing)
-    return [Missing(f"there was no driver JVM: {NO_SPARK}")] if is_told else []
+def _memory_and_cpu(facts: RunFacts) -> Section:
+    has_no_jvm = facts.epochs and facts.missing.get("tasks") == Missing(NO_SPARK)
+    note = [Missing(f"there was no driver JVM: {NO_SPARK}")] if has_no_jvm else []
+    parts = [curves.memory(facts), *note, curves.cpu(facts)]
+    return Section("Memory and CPU", "At the end of each epoch, and over it.", parts)
 
 
 def _samples(facts: RunFacts) -> Section:
     intro = "What the model wrote after each epoch. The prompt is set in bold."
-    if not isinstance(facts.samples, Missing):
+    if facts.samples:
         return Section("Samples", intro, [Samples([_sample(sample) for sample in facts.samples])])
-    parts: list[Missing | Samples] = [facts.samples]
+    parts: list[Missing | Samples] = [facts.missing["samples"]]
     if facts.run.exists(SAMPLE_TEXT):
         text = facts.run.read_text(SAMPLE_TEXT).rstrip()
         parts.append(Samples([SampleText(f"at the end ({SAMPLE_TEXT}, with its prompt)", "", text)]))
@@ -160,7 +133,8 @@ def _sample(sample: EpochSample) -> SampleText:
     )
 
 
-def _tokens(facts: RunFacts, counted: vocabulary.TokenCounts | Missing) -> Section:
+def _tokens(facts: RunFacts) -> Section:
+    counted = vocabulary.count_tokens(facts)
     if isinstance(counted, Missing):
         return Section("Tokens", "How often each token occurs in the training text.", [counted])
     whole = counted.num_counted == counted.num_tokens
@@ -173,40 +147,45 @@ def _tokens(facts: RunFacts, counted: vocabulary.TokenCounts | Missing) -> Secti
     )
 
 
-def _epoch_table(epochs: list[EpochRecord] | Missing) -> Table | Missing:
-    if isinstance(epochs, Missing):
-        return epochs
-    columns = [name for name in EpochRecord.model_fields if _has(epochs, name)]
-    by_epoch = [columns, *([_cell(epoch, name) for name in columns] for epoch in epochs)]
-    return Table(by_epoch if len(epochs) > _FEW_EPOCHS else list(zip(*by_epoch, strict=True)))
+def _neighbourhood(facts: RunFacts) -> Section:
+    return Section(
+        "Embedding neighbourhood",
+        "The model's input embeddings of the most frequent words, on the plane on which they differ most. Labels "
+        "that would cover others are hidden: zoom in to see more. A point's own box lists the tokens "
+        "of the text that are nearest to it by cosine, in all dimensions.",
+        [vocabulary.neighbourhood(facts)],
+    )
 
 
-def _statistics(facts: RunFacts) -> Table | Missing:
-    if isinstance(facts.statistics, Missing):
-        return facts.statistics
+def _epochs(facts: RunFacts) -> Section:
+    rows = _rows(facts, measured(COLUMNS, facts.epochs))
+    table = Table(rows if len(facts.epochs) > _FEW_EPOCHS else list(zip(*rows, strict=True)))
+    part = table if facts.epochs else facts.missing["epochs"]
+    return Section("Epochs", "metrics.csv, without the columns that are empty.", [part])
+
+
+def _statistics(facts: RunFacts) -> Section:
     rows: list[list[str]] = [["figure", "value"]]
     for name, value in facts.statistics.items():
         if isinstance(value, list):  # of the epochs, which have a table of their own
             continue
         parts = value.items() if isinstance(value, dict) else [("", value)]
         rows += [[f"{name}: {part}" if part else name, _plain(one)] for part, one in parts]
-    return Table(rows, is_text=True)
+    part = Table(rows, is_text=True) if facts.statistics else facts.missing["statistics"]
+    return Section("Statistics", "stats.json: the run as a whole.", [part])
 
 
-def _settings(facts: RunFacts) -> Settings:
+def _settings(facts: RunFacts) -> Section:
     groups: dict[str, list[tuple[str, str, str]]] = {}
     for key, value, description in described_settings(facts.record.config):
         groups.setdefault(key.partition(".")[0], []).append((key, json.dumps(value, ensure_ascii=False), description))
-    return Settings(groups)
+    return Section("Settings", "config.json: every setting of the run.", [Settings(groups)])
 
 
-def _has(epochs: Sequence[EpochRecord], name: str) -> bool:
-    return any(getattr(epoch, name) is not None for epoch in epochs)
-
-
-def _cell(epoch: EpochRecord, name: str) -> str:
-    value = getattr(epoch, name)
-    return wording.number(value, ",d" if isinstance(value, int) else ",.5g")
+def _rows(facts: RunFacts, columns: Mapping[str, Column]) -> list[list[str]]:
+    """The columns of metrics.csv as a table: a head, and a row for each epoch."""
+    head = [column.heading for column in columns.values()]
+    return [head, *([column.shown(epoch.figure(name)) for name, column in columns.items()] for epoch in facts.epochs)]
 
 
 def _plain(value: object) -> str:

@@ -9,21 +9,45 @@ from __future__ import annotations
 from sparklm.config import Config
 from sparklm.report.redaction import hide_credentials, shown_property
 
+_PROPERTIES = "spark.properties."
 
-def flat_settings(config: Config) -> dict[str, object]:
-    """List every setting by its full name."""
-    return {key: value for key, value, _ in described_settings(config)}
+
+def shown_settings(config: Config) -> dict[str, object]:
+    """Every setting by its full name, without what must stay secret.
+
+    >>> from sparklm.config import SparkConfig
+    >>> properties = {"spark.hadoop.fs.s3a.secret.key": "k", "spark.executor.memory": "4g"}
+    >>> shown = shown_settings(Config(spark=SparkConfig(properties=properties)))
+    >>> [shown[f"spark.properties.{name}"] for name in properties]
+    ['(hidden)', '4g']
+    >>> shown["data.tokenizer"], shown["data.corpus"], shown["training.epochs"]
+    ('bpe', None, 3)
+    """
+    return {key: _shown(key, value) for key, value in _flat_settings(config).items()}
 
 
 def described_settings(config: Config) -> list[tuple[str, object, str]]:
-    """List every setting as (full name, value, what it is)."""
-    rows: list[tuple[str, object, str]] = []
-    for section_name, section in config:
-        for name, field in type(section).model_fields.items():
-            value = getattr(section, name)
-            if isinstance(value, dict):
-                rows += [(f"{section_name}.{name}.{key}", shown_property(key, value[key]), "") for key in value]
-            else:
-                shown = hide_credentials(value) if isinstance(value, str) else value
-                rows.append((f"{section_name}.{name}", shown, field.description or ""))
-    return rows
+    """Every setting as (full name, value, what it is)."""
+    return [(key, value, _description(config, key)) for key, value in shown_settings(config).items()]
+
+
+def _shown(key: str, value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    is_property = key.startswith(_PROPERTIES)
+    return shown_property(key.removeprefix(_PROPERTIES), value) if is_property else hide_credentials(value)
+
+
+def _description(config: Config, key: str) -> str:
+    section, _, name = key.partition(".")
+    field = type(getattr(config, section)).model_fields.get(name)
+    return "" if field is None else field.description or ""
+
+
+def _flat_settings(config: Config) -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for section, settings in config:
+        for name, value in settings:
+            parts = {f".{key}": part for key, part in value.items()} if isinstance(value, dict) else {"": value}
+            flat |= {f"{section}.{name}{key}": part for key, part in parts.items()}
+    return flat

@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import subprocess
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
 from sparklm import __version__
@@ -13,22 +14,14 @@ from sparklm.placement.protocol import Placement
 from sparklm.storage import Folder
 from sparklm.text.shards import Manifest
 from sparklm.training.fit import FitResult
-from sparklm.training.metrics import EpochRecord
+from sparklm.training.metrics import COLUMNS, EpochRecord, columns_of, measured
 from sparklm.training.run import RunRecord
 from sparklm.wording import text_table
 
 STATS_JSON, STATS_TEXT = "stats.json", "stats.txt"
 _GIT_SECONDS = 5.0
-_EPOCH_COLUMNS = {  # of metrics.csv, as people call them
-    "epoch": "Epoch",
-    "loss": "TrainingLoss",
-    "accuracy": "TrainingAccuracy",
-    "validation loss": "ValidationLoss",
-    "validation accuracy": "ValidationAccuracy",
-    "mean gradient norm": "meanGradientMagnitude",
-    "tokens/s": "TokensPerSecond",
-    "milliseconds": "TimeStamp",
-}
+_EPOCHS = "each epoch"
+_HEADING_WIDTH = 10
 
 
 def write_statistics(
@@ -42,7 +35,7 @@ def write_statistics(
     """Write both files."""
     facts = collect_facts(record, manifest, result, placement, seconds)
     run.write_json(STATS_JSON, facts)
-    run.write_text(STATS_TEXT, as_text(facts))
+    run.write_text(STATS_TEXT, "\n".join([*as_text(facts), "", f"{_EPOCHS}:", *summary_table(result.records), ""]))
 
 
 def collect_facts(
@@ -71,10 +64,7 @@ def collect_facts(
         "stopped early": result.stopped_early,
         "training tokens seen": sum(entry.Tokens for entry in records),
         "the model's epoch": last.Epoch,
-        "training loss": last.TrainingLoss,
-        "validation loss": last.ValidationLoss,
-        "perplexity": last.Perplexity,
-        "bits per byte": last.BitsPerByte,
+        **{column.label: last.figure(name) for name, column in columns_of("final").items()},
         "documents": manifest.counts.documents,
         "text bytes": manifest.counts.text_bytes,
         "kept bytes": manifest.counts.kept_bytes,
@@ -89,27 +79,29 @@ def collect_facts(
         "versions": {"sparklm": __version__, "python": platform.python_version(), "torch": torch.__version__}
         | dict(session.versions),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
-        "each epoch": [{name: getattr(entry, column) for name, column in _EPOCH_COLUMNS.items()} for entry in records],
+        _EPOCHS: [
+            {column.heading: entry.figure(name) for name, column in COLUMNS.items() if column.in_summary}
+            for entry in records
+        ],
     }
 
 
-def as_text(facts: Mapping[str, object]) -> str:
-    """Lay the facts out for people: a line each, and a table of the epochs.
+def as_text(facts: Mapping[str, object]) -> list[str]:
+    """The facts for people, a line each, without those of the epochs, which are a table.
 
-    >>> print(as_text({"loss": None, "tokens": {"train": 5}, "each epoch": [{"epoch": 1, "loss": 0.5}]}))
-    loss: not measured
-    tokens: train 5
-    <BLANKLINE>
-    each epoch:
-    epoch    loss
-        1  0.5000
-    <BLANKLINE>
+    >>> as_text({"loss": None, "tokens": {"train": 5}, "each epoch": [{"epoch": 1, "loss": 0.5}]})
+    ['loss: not measured', 'tokens: train 5']
     """
-    lines = [f"{name}: {_shown(value)}" for name, value in facts.items() if not isinstance(value, list)]
-    for name, rows in ((name, value) for name, value in facts.items() if isinstance(value, list) and value):
-        cells = [list(rows[0]), *([_rounded(value) for value in row.values()] for row in rows)]
-        lines += ["", f"{name}:", *text_table(cells)]
-    return "\n".join(lines) + "\n"
+    return [f"{name}: {_shown(value)}" for name, value in facts.items() if name != _EPOCHS]
+
+
+def summary_table(records: Sequence[EpochRecord]) -> list[str]:
+    """The lines of the short table of a run, without the columns that are empty."""
+    columns = measured({name: column for name, column in COLUMNS.items() if column.in_summary}, records)
+    heads = [textwrap.wrap(column.heading, _HEADING_WIDTH, break_on_hyphens=False) for column in columns.values()]
+    height = max(map(len, heads), default=0)
+    rows = [[column.shown(record.figure(name)) for name, column in columns.items()] for record in records]
+    return text_table([*zip(*([""] * (height - len(head)) + head for head in heads), strict=True), *rows])
 
 
 def git_commit() -> str | None:
@@ -129,9 +121,8 @@ def git_commit() -> str | None:
 
 def _phase_seconds(records: Sequence[EpochRecord]) -> dict[str, float]:
     """Add up the phases of all epochs."""
-    names = [name for name in EpochRecord.model_fields if name.endswith("Ms")]
-    totals = {name.removesuffix("Ms"): _total(getattr(entry, name) for entry in records) for name in names}
-    return {name: round(value / 1000, 3) for name, value in totals.items() if value is not None}
+    totals = {name: _total(entry.figure(name) for entry in records) for name in columns_of("phases")}
+    return {name.removesuffix("Ms"): round(value / 1000, 3) for name, value in totals.items() if value is not None}
 
 
 def _total(values: Iterable[float | None]) -> float | None:
@@ -144,9 +135,3 @@ def _shown(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_shown(number)}" for key, number in value.items()) or "nothing"
     return "not measured" if value is None else str(value)
-
-
-def _rounded(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.4f}" if abs(value) < 1000 else f"{value:.0f}"
-    return "-" if value is None else str(value)

@@ -1,6 +1,6 @@
 """Spark's tasks over time: a row for each slot of each executor, a bar for each attempt.
 
-Which slot an attempt had, Spark does not tell. The rows are the fewest that hold an executor's attempts without
+Which slot an attempt had, Spark does not record. The rows are the fewest that hold an executor's attempts without
 overlap, so they show how many worked at once.
 """
 
@@ -11,14 +11,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+import plotly.graph_objects as go
+
 from sparklm.report.charts import BLUE, GREEN, ORANGE, PAPER, RED, SERIES, Plot, chart_text, frame
 from sparklm.report.facts import Missing, RunFacts
 from sparklm.training.records import TaskRecord
 
 MOST_BARS = 3000
 _HOVER_WIDTH, _MOST_ERROR_LINES = 48, 5
-_WORKED = {"training": BLUE, "evaluation": GREEN, "other": SERIES[2]}
-_LOST = {"FAILED": ("failed", RED, "/", "x"), "KILLED": ("killed", ORANGE, "x", "diamond")}
+# Kinds of attempts: colour, pattern, and the mark at the end of those that were lost.
+_LOOKS: dict[str, tuple[str, str, str | None]] = {
+    "training": (BLUE, "", None),
+    "evaluation": (GREEN, "", None),
+    "other": (SERIES[2], "", None),
+    "failed": (RED, "/", "x"),
+    "killed": (ORANGE, "x", "diamond"),
+}
 _UNITS = ((180.0, 1.0, "seconds"), (3 * 3600.0, 60.0, "minutes"), (float("inf"), 3600.0, "hours"))
 
 
@@ -33,51 +41,16 @@ class Bar:
 
 def timeline(facts: RunFacts) -> Plot | Missing:
     """Draw when each attempt at a task began, how long it took and how it ended."""
-    if isinstance(facts.tasks, Missing):
-        return facts.tasks
+    if not facts.tasks:
+        return facts.missing["tasks"]
     bars, rows = place_in_rows(facts.tasks)
     began = min(task.launched for task in facts.tasks)
     span = max(bar.task.launched + bar.seconds for bar in bars) - began
     scale, unit = next((scale, unit) for limit, scale, unit in _UNITS if span < limit)
     figure = frame(f"{unit} since the first task", "", barmode="overlay", hovermode="closest", bargap=0.2)
-    shown = most_telling(bars)
-    groups: dict[str, tuple[str, str, str | None]] = {kind: (color, "", None) for kind, color in _WORKED.items()}
-    groups |= {kind: (color, pattern, symbol) for kind, color, pattern, symbol in _LOST.values()}
-    for kind, (color, pattern, symbol) in groups.items():
-        group = [bar for bar in shown if kind_of(bar.task) == kind]
-        if not group:
-            continue
-        starts = [(bar.task.launched - began) / scale for bar in group]
-        lengths = [bar.seconds / scale for bar in group]
-        places, hover = [bar.row for bar in group], [_hover(bar) for bar in group]
-        figure.add_bar(
-            orientation="h",
-            base=starts,
-            x=lengths,
-            y=places,
-            name=kind,
-            legendgroup=kind,
-            showlegend=symbol is None,
-            text=hover,
-            textposition="none",
-            hovertemplate="%{text}<extra></extra>",
-            marker={
-                "color": color,
-                "line": {"color": color, "width": 0.5},
-                "pattern": {"shape": pattern, "fillmode": "overlay", "fgcolor": PAPER, "size": 5, "solidity": 0.25},
-            },
-        )
-        if symbol is not None:
-            figure.add_scatter(
-                x=[start + length for start, length in zip(starts, lengths, strict=True)],
-                y=places,
-                name=kind,
-                legendgroup=kind,
-                mode="markers",
-                text=hover,
-                hovertemplate="%{text}<extra></extra>",
-                marker={"color": color, "symbol": symbol, "size": 11, "line": {"color": PAPER, "width": 1}},
-            )
+    shown = worth_showing(bars)
+    for kind in _LOOKS:
+        _add_bars(figure, kind, [bar for bar in shown if kind_of(bar.task) == kind], began, scale)
     figure.update_yaxes(
         tickvals=list(range(len(rows))), ticktext=[chart_text(row) for row in rows], range=[len(rows) - 0.4, -0.6]
     )
@@ -89,15 +62,50 @@ def timeline(facts: RunFacts) -> Plot | Missing:
     )
 
 
+def _add_bars(figure: go.Figure, kind: str, bars: Sequence[Bar], began: float, scale: float) -> None:
+    if not bars:
+        return
+    color, pattern, symbol = _LOOKS[kind]
+    starts = [(bar.task.launched - began) / scale for bar in bars]
+    lengths = [bar.seconds / scale for bar in bars]
+    common = {
+        "y": [bar.row for bar in bars],
+        "name": kind,
+        "legendgroup": kind,
+        "text": [_hover(bar) for bar in bars],
+        "hovertemplate": "%{text}<extra></extra>",
+    }
+    figure.add_bar(
+        orientation="h",
+        base=starts,
+        x=lengths,
+        showlegend=symbol is None,
+        textposition="none",
+        marker={
+            "color": color,
+            "line": {"color": color, "width": 0.5},
+            "pattern": {"shape": pattern, "fillmode": "overlay", "fgcolor": PAPER, "size": 5, "solidity": 0.25},
+        },
+        **common,
+    )
+    if symbol is not None:
+        figure.add_scatter(
+            x=[start + length for start, length in zip(starts, lengths, strict=True)],
+            mode="markers",
+            marker={"color": color, "symbol": symbol, "size": 11, "line": {"color": PAPER, "width": 1}},
+            **common,
+        )
+
+
 def kind_of(task: TaskRecord) -> str:
-    """Say how an attempt was lost, or else what it was for, by the title of its job."""
-    if task.status in _LOST:
-        return _LOST[task.status][0]
+    """How an attempt was lost, or else what it was for, by the title of its job."""
+    if task.status in ("FAILED", "KILLED"):
+        return task.status.lower()
     return "evaluation" if "evaluation" in task.title else "training" if ", steps " in task.title else "other"
 
 
 def place_in_rows(tasks: Sequence[TaskRecord]) -> tuple[list[Bar], list[str]]:
-    """Give each attempt a row of its executor in which nothing else runs meanwhile, and the names of the rows."""
+    """Place each attempt in a row of its executor in which nothing else runs meanwhile; and the names of the rows."""
     last = max(task.launched + (task.seconds or 0.0) for task in tasks)
     bars: list[Bar] = []
     names: list[str] = []
@@ -113,7 +121,7 @@ def place_in_rows(tasks: Sequence[TaskRecord]) -> tuple[list[Bar], list[str]]:
     return bars, names
 
 
-def most_telling(bars: Sequence[Bar]) -> list[Bar]:
+def worth_showing(bars: Sequence[Bar]) -> list[Bar]:
     """Keep what was lost and the longest of the rest, when there are more attempts than a page can draw."""
     ranked = sorted(bars, key=lambda bar: (bar.task.status == "SUCCESS", -bar.seconds))
     return sorted(ranked[:MOST_BARS], key=lambda bar: bar.task.launched)
@@ -130,6 +138,6 @@ def _hover(bar: Bar) -> str:
         f"executor {chart_text(task.executor)} on {chart_text(task.host)}",
     ]
     if task.error:
-        told = textwrap.wrap(task.error, _HOVER_WIDTH, max_lines=_MOST_ERROR_LINES, placeholder=" …")
-        lines += [chart_text(line) for line in told]
+        error = textwrap.wrap(task.error, _HOVER_WIDTH, max_lines=_MOST_ERROR_LINES, placeholder=" …")
+        lines += [chart_text(line) for line in error]
     return "<br>".join(lines)

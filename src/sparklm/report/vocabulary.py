@@ -6,6 +6,7 @@ Cost: at most 10 million tokens are read, a million at a time, and model.zip is 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -44,10 +45,11 @@ class TokenCounts:
         return ids
 
 
+@lru_cache(maxsize=1)  # two sections of a page ask
 def count_tokens(facts: RunFacts) -> TokenCounts | Missing:
     """Count the tokens of the run's training text."""
-    if isinstance(facts.dataset, Missing):
-        return facts.dataset
+    if facts.dataset is None:
+        return facts.missing["dataset"]
     try:
         return _count(facts.dataset)
     except UserError as error:
@@ -105,8 +107,9 @@ def rank_frequency(counted: TokenCounts) -> Plot:
     return Plot(name="rank-frequency", label="Frequency of tokens by rank, on logarithmic scales", figure=figure)
 
 
-def neighbourhood(facts: RunFacts, counted: TokenCounts | Missing) -> Plot | Missing:
+def neighbourhood(facts: RunFacts) -> Plot | Missing:
     """Draw the embeddings of frequent words in the plane of their two main directions."""
+    counted = count_tokens(facts)
     if isinstance(counted, Missing):
         return counted
     if not facts.run.exists(MODEL):

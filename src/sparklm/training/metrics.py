@@ -11,7 +11,7 @@ import csv
 import io
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -23,6 +23,7 @@ from sparklm.storage import Folder
 from sparklm.training.epoch_log import EpochTotals
 from sparklm.training.phases import Phase, working_seconds
 from sparklm.training.records import TaskRecord
+from sparklm.wording import number
 
 METRICS = "metrics.csv"
 
@@ -70,8 +71,17 @@ class Column:
     join: Callable[[EpochFacts], Figure]
     unit: str = ""
     form: str = ",.5g"  # how people see it
-    group: str = ""  # the chart or table of a report that it belongs to: gradients, memory, cpu, phases, spark
+    group: str = ""  # the chart or table of a report that it belongs to: final, gradients, memory, cpu, phases, spark
     in_summary: bool = False  # in the short table of a run
+
+    @property
+    def heading(self) -> str:
+        """What stands above its figures: `time, ms`."""
+        return f"{self.label}, {self.unit}" if self.unit else self.label
+
+    def shown(self, figure: Figure) -> str:
+        """A figure as people see it; a dash where it was not measured."""
+        return number(round(figure) if figure is not None and self.form.endswith("d") else figure, self.form)
 
 
 def _spark(
@@ -91,10 +101,14 @@ def _phase(phase: Phase, label: str) -> Column:
     return Column(label=label, unit="ms", group="phases", join=lambda facts: 1000 * facts.totals.phases.get(phase, 0.0))
 
 
-def _validation(label: str, join: Callable[[Evaluation], Figure], *, form: str) -> Column:
+def _validation(label: str, join: Callable[[Evaluation], Figure], *, form: str, group: str = "") -> Column:
     """A figure of the validation text, where there is one."""
     return Column(
-        label=label, form=form, in_summary=True, join=lambda facts: join(facts.validation) if facts.validation else None
+        label=label,
+        form=form,
+        group=group,
+        in_summary=True,
+        join=lambda facts: join(facts.validation) if facts.validation else None,
     )
 
 
@@ -122,13 +136,14 @@ class EpochRecord(BaseModel):
         int, Column(label="time", unit="ms", form=",d", in_summary=True, join=lambda facts: round(facts.seconds * 1000))
     ]
     TrainingLoss: Annotated[
-        float, Column(label="training loss", form=".4f", in_summary=True, join=lambda facts: facts.totals.loss)
+        float,
+        Column(label="training loss", form=".4f", group="final", in_summary=True, join=lambda facts: facts.totals.loss),
     ]
     TrainingAccuracy: Annotated[
-        float, Column(label="accuracy", form=".3f", in_summary=True, join=lambda facts: facts.totals.accuracy)
+        float, Column(label="accuracy", form=".4f", in_summary=True, join=lambda facts: facts.totals.accuracy)
     ]
     ValidationAccuracy: Annotated[
-        float | None, _validation("validation accuracy", lambda found: found.accuracy, form=".3f")
+        float | None, _validation("validation accuracy", lambda found: found.accuracy, form=".4f")
     ]
     meanGradientMagnitude: Annotated[
         float,
@@ -180,8 +195,12 @@ class EpochRecord(BaseModel):
         ),
     ]
     # ours
-    ValidationLoss: Annotated[float | None, _validation("validation loss", lambda found: found.loss, form=".4f")]
-    Perplexity: Annotated[float | None, _validation("perplexity", lambda found: found.perplexity, form=",.2f")]
+    ValidationLoss: Annotated[
+        float | None, _validation("validation loss", lambda found: found.loss, form=".4f", group="final")
+    ]
+    Perplexity: Annotated[
+        float | None, _validation("perplexity", lambda found: found.perplexity, form=",.2f", group="final")
+    ]
     Tokens: Annotated[int, Column(label="training tokens", form=",d", join=lambda facts: facts.totals.tokens)]
     TokensPerSecond: Annotated[float, Column(label="tokens/s", form=",.0f", in_summary=True, join=_tokens_per_second)]
     PythonRssMB: Annotated[
@@ -194,10 +213,10 @@ class EpochRecord(BaseModel):
         ),
     ]
     TrainingTop1Accuracy: Annotated[
-        float | None, Column(label="top-1 accuracy", form=".3f", join=lambda facts: facts.totals.nearest_accuracy)
+        float | None, Column(label="top-1 accuracy", form=".4f", join=lambda facts: facts.totals.nearest_accuracy)
     ] = None
     ValidationTop1Accuracy: Annotated[
-        float | None, _validation("validation top-1 accuracy", lambda found: found.nearest_accuracy, form=".3f")
+        float | None, _validation("validation top-1 accuracy", lambda found: found.nearest_accuracy, form=".4f")
     ] = None
     ExchangedBytes: Annotated[
         int | None,
@@ -212,7 +231,9 @@ class EpochRecord(BaseModel):
     Retries: Annotated[
         int | None, Column(label="retries", form="d", group="spark", in_summary=True, join=lambda facts: facts.retries)
     ] = None
-    BitsPerByte: Annotated[float | None, Column(label="bits per byte", form=".4f", join=_bits_per_byte)] = None
+    BitsPerByte: Annotated[
+        float | None, Column(label="bits per byte", form=".4f", group="final", join=_bits_per_byte)
+    ] = None
     GetModelMs: Annotated[float | None, _phase("get_model", "get the model")] = None
     DataMs: Annotated[float | None, _phase("data", "read data")] = None
     FitMs: Annotated[float | None, _phase("fit", "fit")] = None
@@ -266,6 +287,13 @@ COLUMNS: dict[str, Column] = {
 def columns_of(group: str) -> dict[str, Column]:
     """The columns of a chart or table of the report."""
     return {name: column for name, column in COLUMNS.items() if column.group == group}
+
+
+def measured(columns: Mapping[str, Column], records: Sequence[EpochRecord]) -> dict[str, Column]:
+    """Those of the columns that are not empty."""
+    return {
+        name: column for name, column in columns.items() if any(record.figure(name) is not None for record in records)
+    }
 
 
 class CpuMeter:

@@ -11,26 +11,20 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sparklm.errors import UserError
 from sparklm.progress.status import Outcome
-from sparklm.report.exporters.exporting import Note
-from sparklm.report.exporters.recorded import (
-    RecordedEpoch,
-    epoch_figures,
-    recorded_epochs,
-    shown_settings,
-    step_figures,
-)
+from sparklm.report.exporters.base import Exporter, Note
+from sparklm.report.exporters.recorded import RecordedEpoch, settings_as_text
 from sparklm.report.redaction import first_line, hide_credentials
+from sparklm.report.statistics import STATS_JSON, STATS_TEXT
 from sparklm.storage import Folder, open_filesystem
-from sparklm.training.metrics import METRICS, EpochRecord
-from sparklm.training.records import SAMPLES, STEPS, EpochSample, StepRecord
-from sparklm.training.run import RunRecord
+from sparklm.training.metrics import METRICS
+from sparklm.training.records import SAMPLES, STEPS
+from sparklm.training.run import MODEL, REPORT, SAMPLE_TEXT, RunRecord
 
 RUN_ID_TAG = "sparklm.run_id"
 _TIMEOUT_SECONDS = 10
@@ -44,13 +38,13 @@ _SETTINGS = {
 }
 _MOST_FIGURES, _MOST_PARAMETERS = 1000, 100  # in one request
 _LONGEST_PARAMETER = 500  # servers before 2.8 take no more
-_FILES = (METRICS, STEPS, SAMPLES, "stats.json", "stats.txt", "report.html", "sample.txt")
-_MODEL, _LARGEST_MODEL_BYTES = "model.zip", 100 * 10**6
+_FILES = (METRICS, STEPS, SAMPLES, STATS_JSON, STATS_TEXT, REPORT, SAMPLE_TEXT)
+_LARGEST_MODEL_BYTES = 100 * 10**6
 _STATUS: dict[Outcome, str] = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 Item = TypeVar("Item")
 
 
-def check_server(uri: str) -> None:
+def check(uri: str) -> None:
     """Refuse an address at which no tracking server answers in time."""
     try:
         _client(uri).search_experiments(max_results=1)
@@ -63,27 +57,40 @@ def check_server(uri: str) -> None:
         ) from error
 
 
+def open_exporter(run: Folder, record: RunRecord, uri: str, note: Note) -> Exporter:
+    """Find or begin the MLflow run of a run."""
+    return MLflow(run, record, uri, note)
+
+
 class MLflow:
-    """An exporter (see exporters.py)."""
+    """An exporter (see base.py)."""
 
     def __init__(self, run: Folder, record: RunRecord, uri: str, note: Note) -> None:
         self._run, self._note = run.absolute(), note
         self._client = _client(uri)
         self._stores_files = True
-        self._epochs: set[int] = set()
         self._known: set[tuple[str, int]] = set()  # names and steps of the figures that the server has
         self._open(record)
-        self._catch_up()
 
-    def epoch(self, record: EpochRecord, steps: Sequence[StepRecord], sample: EpochSample | None) -> None:
-        """Send an epoch."""
-        self._send(RecordedEpoch(record=record, steps=steps, sample=sample))
+    def send(self, epochs: Sequence[RecordedEpoch]) -> None:
+        """Send the figures that the server does not have, and the samples."""
+        from mlflow.entities import Metric
+
+        figures = [figure for epoch in epochs for figure in epoch.figures()]
+        new = [
+            Metric(figure.name, figure.value, round(1000 * figure.time), figure.step)
+            for figure in figures
+            if (figure.name, figure.step) not in self._known
+        ]
+        for batch in _batches(new, _MOST_FIGURES):
+            self._client.log_batch(self._run_id, metrics=batch)
+        for sample in (epoch.sample for epoch in epochs if epoch.sample is not None):
+            self._store_file(f"samples/epoch-{sample.epoch:04d}.txt", sample.text.encode())
 
     def close(self, outcome: Outcome) -> None:
-        """Send what is left, and the results of a run that is finished."""
-        self._catch_up()
+        """Send how the run ended, and the results of one that is finished."""
         if outcome == "finished":
-            for name in (*_FILES, _MODEL):
+            for name in (*_FILES, MODEL):
                 self._send_result(name)
         self._client.set_terminated(self._run_id, _STATUS[outcome])
 
@@ -105,40 +112,14 @@ class MLflow:
             run = self._client.create_run(experiment_id, run_name=run_name, tags={RUN_ID_TAG: record.run_id})
         self._run_id: str = run.info.run_id
         # A parameter never changes in MLflow: it stays as it was when the run began.
-        settings = {key: text for key, text in shown_settings(record.config).items() if key not in run.data.params}
+        settings = {key: text for key, text in settings_as_text(record.config).items() if key not in run.data.params}
         parameters = [Param(key, _shortened(text)) for key, text in settings.items()]
         for batch in _batches(parameters, _MOST_PARAMETERS):
             self._client.log_batch(self._run_id, params=batch)
 
-    def _catch_up(self) -> None:
-        for epoch in recorded_epochs(self._run):
-            self._send(epoch)
-
-    def _send(self, epoch: RecordedEpoch) -> None:
-        from mlflow.entities import Metric
-
-        record, sample = epoch.record, epoch.sample
-        if record.Epoch in self._epochs:
-            return
-        figures = [
-            Metric(name, value, round(1000 * step.time), step.step)
-            for step in epoch.steps
-            for name, value in step_figures(step).items()
-        ]
-        ended_at = epoch.ended_at or time.time()
-        figures += [
-            Metric(name, value, round(1000 * ended_at), record.Epoch) for name, value in epoch_figures(record).items()
-        ]
-        new = [figure for figure in figures if (figure.key, figure.step) not in self._known]
-        for batch in _batches(new, _MOST_FIGURES):
-            self._client.log_batch(self._run_id, metrics=batch)
-        if sample is not None:
-            self._store_file(f"samples/epoch-{sample.epoch:04d}.txt", sample.text.encode())
-        self._epochs.add(record.Epoch)
-
     def _send_result(self, name: str) -> None:
         filesystem, path = open_filesystem(self._run.address(name))
-        if filesystem.exists(path) and (name != _MODEL or filesystem.size(path) <= _LARGEST_MODEL_BYTES):
+        if filesystem.exists(path) and (name != MODEL or filesystem.size(path) <= _LARGEST_MODEL_BYTES):
             self._store_file(name, self._run.read_bytes(name))
 
     def _store_file(self, name: str, content: bytes) -> None:
@@ -157,7 +138,7 @@ class MLflow:
 
 
 def _client(uri: str) -> Any:
-    """Make a client that waits for nothing for long, prints nothing, and tells nobody."""
+    """Make a client that waits for nothing for long, prints nothing, and sends no telemetry."""
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient

@@ -1,21 +1,32 @@
 """What a run folder holds of its epochs, as figures and texts that other programs can show.
 
-Exporters begin by reading all of it, so that a run that was resumed, or whose tracking server was away, ends complete.
+Exporters begin with all of it, so that a run that was resumed, or whose tracking server was away, ends complete.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sparklm.config import Config
-from sparklm.report.settings import flat_settings
+from sparklm.report.settings import shown_settings
 from sparklm.storage import Folder
-from sparklm.training.metrics import EpochRecord, read_metrics
+from sparklm.training.metrics import COLUMNS, EpochRecord, read_metrics
 from sparklm.training.records import SAMPLES, STEPS, EpochSample, StepRecord, read_lines
 
 _NOT_FIGURES = {"step", "epoch", "time"}  # where a figure belongs, and when it was taken
+
+
+class RecordedFigure(NamedTuple):
+    """A figure of a step or of an epoch."""
+
+    name: str
+    value: float
+    step: int  # the number of the step, or of the epoch
+    time: float  # seconds since 1970
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +38,18 @@ class RecordedEpoch:
     sample: EpochSample | None
 
     @property
-    def ended_at(self) -> float | None:
-        """Seconds since 1970 of its last logged step; None when no step was logged."""
-        return max((step.time for step in self.steps), default=None)
+    def ended_at(self) -> float:
+        """Seconds since 1970 of its last logged step; now, when no step was logged."""
+        return max((step.time for step in self.steps), default=time.time())
+
+    def figures(self) -> Iterator[RecordedFigure]:
+        """Those of its logged steps, and its own."""
+        for step in self.steps:
+            for name, value in step_figures(step).items():
+                yield RecordedFigure(name, value, step.step, step.time)
+        ended_at = self.ended_at
+        for name, value in epoch_figures(self.record).items():
+            yield RecordedFigure(name, value, self.record.Epoch, ended_at)
 
 
 def recorded_epochs(run: Folder) -> list[RecordedEpoch]:
@@ -47,30 +67,18 @@ def recorded_epochs(run: Folder) -> list[RecordedEpoch]:
 
 
 def step_figures(step: StepRecord) -> dict[str, float]:
-    """Give the figures of a step under the names that programs show them by."""
+    """The figures of a step under the names that programs show them by."""
     values = step.model_dump()
     return {f"step/{name}": float(value) for name, value in values.items() if name not in _NOT_FIGURES}
 
 
 def epoch_figures(record: EpochRecord) -> dict[str, float]:
-    """Give every column of metrics.csv that was measured, whatever columns there are."""
-    values = record.model_dump()
-    return {
-        f"epoch/{name}": float(value)
-        for name, value in values.items()
-        if name != "Epoch" and isinstance(value, (int, float))
-    }
+    """Every column of metrics.csv that was measured."""
+    figures = {name: record.figure(name) for name in COLUMNS if name != "Epoch"}
+    return {f"epoch/{name}": float(value) for name, value in figures.items() if value is not None}
 
 
-def shown_settings(config: Config) -> dict[str, str]:
-    """Give every setting as a text, without what must stay secret: these leave the run folder.
-
-    >>> from sparklm.config import SparkConfig
-    >>> properties = {"spark.hadoop.fs.s3a.secret.key": "k", "spark.executor.memory": "4g"}
-    >>> shown = shown_settings(Config(spark=SparkConfig(properties=properties)))
-    >>> [shown[f"spark.properties.{name}"] for name in properties]
-    ['(hidden)', '4g']
-    >>> shown["data.tokenizer"], shown["data.corpus"], shown["training.epochs"]
-    ('bpe', 'null', '3')
-    """
-    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in flat_settings(config).items()}
+def settings_as_text(config: Config) -> dict[str, str]:
+    """Every setting as a text, without what must stay secret: these leave the run folder."""
+    settings = shown_settings(config).items()
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings}
