@@ -196,8 +196,8 @@ def compete(trial: Trial, parameters: int, search_tokens: int) -> Entry:
 
 def table(entries: Sequence[Entry]) -> list[str]:
     lines = [
-        "| architecture | layers × width | parameters | optimiser, rate | loss | perplexity | bits per byte "
-        "| top-1 accuracy | tokens/s | peak memory |",
+        "| architecture | layers × width | parameters | optimizer, rate | loss | perplexity | bpb | top-1 | "
+        "tokens/s | memory |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for entry in entries:
@@ -248,7 +248,7 @@ def report(given: argparse.Namespace, dataset: Dataset, entries: Sequence[Entry]
         f"The whole comparison took {minutes:.0f} minutes."
     )
     searched = f"Validation loss of the search, after {given.search_tokens:,} tokens each:"
-    written = "What they write, all from the same beginning (`/` is a line end):"
+    written = "Generated text, all from the same prompt (`/` is a line end):"
     parts = (table(entries), [written], samples(entries), [searched], search_table(entries))
     return "\n\n".join([introduction, *("\n".join(part) for part in parts)])
 

@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import statistics
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,11 +45,21 @@ def publish(text: str, document: Path | None, kind: str, name: str) -> None:
         rewrite(document, kind, name, text)
 
 
+def wrapped(text: str) -> str:
+    """The text in lines of at most 119 characters; rows of tables stay whole."""
+    return "\n".join(line if line.startswith("|") else _wrapped_line(line) for line in text.splitlines())
+
+
+def _wrapped_line(line: str) -> str:
+    indent = "  " if line.startswith("* ") else ""
+    return textwrap.fill(line, 119, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
 def rewrite(path: Path, kind: str, name: str, text: str) -> None:
     """Put the text between the markers of a name: `<!-- kind:name -->` and `<!-- /kind -->`."""
     before = path.read_text()
     pattern = re.compile(rf"(<!-- {kind}:{re.escape(name)} -->\n).*?(<!-- /{kind} -->)", re.DOTALL)
-    after, number = pattern.subn(lambda match: f"{match[1]}\n{text}\n\n{match[2]}", before)
+    after, number = pattern.subn(lambda match: f"{match[1]}\n{wrapped(text)}\n\n{match[2]}", before)
     if number != 1:
         raise SystemExit(f"{path} has {number} places <!-- {kind}:{name} --> … <!-- /{kind} -->; there must be one")
     path.write_text(after)

@@ -167,7 +167,9 @@ def predictions(given: argparse.Namespace, measured: Measured) -> str:
                 message_seconds=given.message_microseconds / 1e6,
                 storage=given.storage_gigabits * GIGABIT if given.storage_gigabits else None,
             )
-            cells = [f"{efficiency(replicas, method, work, measured, network):.1%}" for replicas in NUMBERS_OF_REPLICAS]
+            cells = [
+                f"{100 * efficiency(replicas, method, work, measured, network):.1f}" for replicas in NUMBERS_OF_REPLICAS
+            ]
             rows.append([method.name, method.exchange, f"{gigabits}", *cells])
     return markdown(["strategy", "exchange", "Gbit/s", *map(str, NUMBERS_OF_REPLICAS)], rows)
 
@@ -177,9 +179,10 @@ def report(given: argparse.Namespace, measured: Measured) -> str:
     storage = f"{given.storage_gigabits:g} Gbit/s in all" if given.storage_gigabits else "as fast as all links together"
     introduction = (
         f"{parameters / 1e6:.1f} M parameters, {1000 * step_seconds:,.0f} ms a step, "
-        f"{given.message_microseconds:g} µs a message, storage {storage}. A meeting costs, without the network: "
+        f"{given.message_microseconds:g} µs a message, storage {storage}. A sync costs, without the network: "
         f"collective {_in_words(measured.collective)}; by storage {_in_words(measured.storage)}, and "
-        f"{1000 * measured.seconds_per_task:.2g} ms for each Spark task. Measured on: {measured.machine}."
+        f"{1000 * measured.seconds_per_task:.2g} ms for each Spark task. Measured on: {measured.machine}. "
+        "Efficiency in %, by number of replicas:"
     )
     return f"{introduction}\n\n{predictions(given, measured)}"
 

@@ -228,7 +228,7 @@ def two(setup: Setup, master: str) -> tuple[str, float]:
         sides: dict[str, Callable[[], float]] = {
             reference: lambda: tokens_per_second(alone, train_apart(alone)[0]),
             "one replica, Spark, by storage": lambda: through_spark(exchange="storage"),
-            "two trainings that never meet, without Spark": lambda: sum(
+            "two trainings that never sync, without Spark": lambda: sum(
                 tokens_per_second(alone, commits) for commits in train_apart(alone, copies=2)
             ),
             f"two replicas, diloco at {steps}, by storage": lambda: together(exchange="storage", diloco_steps=steps),
@@ -389,7 +389,7 @@ def sized(setup: Setup, parameters: int, **settings: object) -> Config:
 def rounds_by_storage(setup: Setup, sizes: Sequence[int], rounds: int) -> tuple[str, Cost]:
     """Measure what rounds cost beyond their steps; give also a line through AdamW's."""
     spark = start_spark("local[2]")
-    header = ["parameters", "optimiser", "overhead, s", "load", "steps", "give", "save", "Spark", "commit"]
+    header = ["parameters", "optimizer", "overhead, s", "load", "steps", "contribute", "save", "Spark", "commit"]
     rows, points = [], []
     try:
         for parameters in sizes:
@@ -502,7 +502,7 @@ def collective_cost(sizes: Sequence[int], repeats: int = 20) -> tuple[str, Cost]
     for process in processes:
         process.join()
     rows = [[f"{size / 1e6:g} M", f"{1000 * seconds:.1f} ms"] for size, seconds in zip(sizes, medians, strict=True)]
-    text = f"A collective meeting of two processes on one machine:\n\n{markdown(['numbers given', 'time'], rows)}"
+    text = f"A collective sync of two processes on one machine:\n\n{markdown(['numbers', 'time'], rows)}"
     return text, fit_cost([BYTES_PER_NUMBER * size for size in sizes], medians)
 
 

@@ -269,13 +269,13 @@ def compare(given: argparse.Namespace, results: Results, dataset: str, placement
 def table(results: Results) -> str:
     """Lay out the rows, each optimiser against its own allreduce."""
     header = [
-        "optimiser, rate",
+        "optimizer, rate",
         "strategy",
         "loss",
-        "of allreduce's",
+        "ratio",
         "perplexity",
-        "bytes per replica",
-        "fewer than allreduce",
+        "bytes",
+        "fewer",
         "seconds",
         "tokens/s",
         "exchange",

@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def commands(text: str) -> list[str]:
-    """Every line of every `sh` block."""
-    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    """Every line of every `sh` block; one that ends in a backslash goes on in the next."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", re.sub(r"\\\n\s*", "", text), re.MULTILINE | re.DOTALL)
     return [line for block in blocks for line in block.splitlines() if line.strip()]
 
 

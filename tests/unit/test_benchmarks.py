@@ -83,6 +83,13 @@ def test_the_table_goes_between_its_own_markers(tmp_path: Path) -> None:
         reporting.rewrite(document, "models", "three", "new")
 
 
+def test_long_lines_of_a_document_are_wrapped_but_tables_are_not() -> None:
+    row = "| " + "cell | " * 30
+    lines = load("reporting").wrapped(f"* {'word ' * 40}\n\n{row}").splitlines()
+    assert [line[:7] for line in lines] == ["* word ", "  word ", "", "| cell "]
+    assert max(map(len, lines[:2])) < 120
+
+
 def test_every_contestant_gets_about_the_same_number_of_parameters() -> None:
     models = load("models")
     for contestant in models.CONTESTANTS:
