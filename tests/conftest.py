@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from sparklm.config.resolve import resolve
 from sparklm.job import JobResult
 from sparklm.placement.in_process import InProcess
 from sparklm.placement.protocol import EpochWork, Placement
+from sparklm.placement.start import running
 from sparklm.progress.watcher import Watcher
 from sparklm.storage import Folder
 from sparklm.text.windows import WindowPlan
@@ -144,14 +144,8 @@ def run_job(
     keep_text: bool = False,
 ) -> JobResult:
     """Run a job on a placement that is started already."""
-    chosen = placement or InProcess()
-
-    @contextmanager
-    def start(watcher: Watcher) -> Iterator[Placement]:
-        chosen.watcher = watcher
-        yield chosen
-
     folder = run if isinstance(run, Folder) else Folder(str(run))
+    start = running(placement or InProcess())
     return job.train(config, folder, start, watcher or RecordingWatcher(), keep_text=keep_text)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sparklm import job
 from sparklm.config import SparkConfig
+from sparklm.placement.start import running
 from sparklm.spark.metrics import job_group_figures
 from sparklm.spark.placement import OnSpark
 from sparklm.spark.tasks import run_tasks
@@ -35,7 +36,7 @@ def main(corpus: str, run: str, event_log: str) -> None:
     spark = SparkConfig(master="local[2,2]", properties={"spark.ui.enabled": "false"}, event_log=event_log)
     placement = OnSpark(spark)
     replicas = ("distributed.replicas=2", "distributed.exchange=storage", "distributed.diloco_steps=6")
-    job.train(tiny_config(Path(corpus), *replicas), Folder(run), placement, RecordingWatcher())
+    job.train(tiny_config(Path(corpus), *replicas), Folder(run), running(placement), RecordingWatcher())
     context = placement.session.sparkContext
     context.setJobGroup(SHUFFLE, SHUFFLE)
     placement.session.range(0, 1000, 1, 3).repartition(4, "id").count()

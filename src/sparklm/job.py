@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparklm.config import Config
@@ -21,6 +20,7 @@ from sparklm.logs import forget, identify
 from sparklm.models.model_zip import TrainedModel, load_model
 from sparklm.models.shape import check_embeddings
 from sparklm.placement.protocol import Placement
+from sparklm.placement.start import Start
 from sparklm.progress.status import STATUS
 from sparklm.progress.watcher import Watcher
 from sparklm.report.exporters.base import SafeExporter, check_exporters, exporting
@@ -48,7 +48,6 @@ from sparklm.training.run import (
 from sparklm.training.tasks import ModelOrder, write_model_task
 from sparklm.wording import count, size
 
-Start = Callable[[Watcher], AbstractContextManager[Placement]]  # starts the placement, and stops it at the end
 _OWN_DATASET = "dataset"  # in the run folder, where the run made it itself
 
 

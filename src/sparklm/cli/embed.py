@@ -49,9 +49,10 @@ def embed(
     master: Master = None,
 ) -> None:
     """Make a vector for every token of a dataset, and look at them."""
-    from sparklm.embeddings.files import find_token, read_embeddings
+    from sparklm.embeddings.files import read_embeddings
+    from sparklm.embeddings.nearest import find_token
     from sparklm.storage import Folder, split_address
-    from sparklm.text.shards import Dataset
+    from sparklm.text.shards import open_dataset
 
     if not out.endswith(".safetensors"):
         raise UserError(f"--out {out}: embeddings are written as safetensors; let the name end in .safetensors")
@@ -59,7 +60,7 @@ def embed(
     is_there = folder.exists(name)
     if is_there and (kind or size or assignments or config):
         raise UserError(f"{out} is there already; choose another --out, or leave out the settings to look at it")
-    opened = Dataset(Folder(dataset))
+    opened = open_dataset(Folder(dataset))
     tokens = [find_token(opened.tokenizer, word) for word in neighbours or []]
     if is_there:
         embeddings = read_embeddings(out, opened.tokenizer)
@@ -78,7 +79,7 @@ def embed(
 
 def _make_embeddings(config: Config, size: int, dataset: Dataset, out: str) -> Embeddings:
     """Make the embeddings that the settings ask for, and write them; only Word2Vec is work for Spark."""
-    from sparklm.embeddings.files import make_embeddings, write_embeddings
+    from sparklm.embeddings.make import make_embeddings, write_embeddings
     from sparklm.placement.start import started
     from sparklm.storage import split_address
 
@@ -96,11 +97,11 @@ def _make_embeddings(config: Config, size: int, dataset: Dataset, out: str) -> E
 
 
 def _print_neighbours(dataset: Dataset, embeddings: Embeddings, tokens: Sequence[int], top: int) -> None:
-    from sparklm.embeddings.files import nearest_tokens
+    from sparklm.embeddings.nearest import nearest
 
-    for token in tokens:
+    for token, near in zip(tokens, nearest(embeddings.vectors, tokens, top), strict=True):
         print(f"nearest to {json.dumps(dataset.tokenizer.token_text(token), ensure_ascii=False)}:")
-        for other, cosine in nearest_tokens(embeddings.vectors, token, top):
+        for other, cosine in near:
             print(f"  {cosine:6.3f}  {json.dumps(dataset.tokenizer.token_text(other), ensure_ascii=False)}")
 
 

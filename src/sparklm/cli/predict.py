@@ -40,7 +40,8 @@ def predict(
 
 
 def _print_next(trained: TrainedModel, context: str, top: int, as_json: bool) -> None:
-    from sparklm.inference.generate import encode_prompt, predict_next
+    from sparklm.inference.generate import encode_prompt
+    from sparklm.inference.predict import predict_next
 
     tokens, note = encode_prompt(trained, context)
     print_note(note)
@@ -57,7 +58,7 @@ def _print_next(trained: TrainedModel, context: str, top: int, as_json: bool) ->
 def _print_trials(trained: TrainedModel, dataset: str, top: int, first: int, as_json: bool) -> None:
     """Print what a model predicts after the windows of its text, and how many it has learned."""
     from sparklm.evaluation import open_dataset
-    from sparklm.inference.generate import try_windows
+    from sparklm.inference.predict import try_windows
 
     trials = list(try_windows(trained, open_dataset(trained, dataset), top))
     if as_json:

@@ -210,16 +210,6 @@ class DistributedConfig(Section):
             return None
         return {"allreduce": 1, "averaging": self.averaging_frequency, "diloco": self.diloco_steps}[self.strategy]
 
-    @property
-    def gives_gradients(self) -> bool:
-        """Whether replicas share gradients rather than weights."""
-        return self.replicas > 1 and self.strategy == "allreduce"
-
-    @property
-    def gives_optimizer(self) -> bool:
-        """Whether replicas share their optimizer state as well."""
-        return self.replicas > 1 and self.strategy == "averaging" and self.average_optimizer
-
 
 class SparkConfig(Section):
     """Where the work is placed; never changes a result."""

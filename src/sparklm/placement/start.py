@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from sparklm.config import SparkConfig
 from sparklm.placement.protocol import Placement
 from sparklm.progress.watcher import Watcher
+
+Start = Callable[[Watcher], AbstractContextManager[Placement]]  # starts a placement, and stops it at the end
 
 
 @contextmanager
@@ -26,6 +28,17 @@ def started(spark: SparkConfig, watcher: Watcher | None = None) -> Iterator[Plac
         yield placement
     finally:
         placement.stop()
+
+
+def running(placement: Placement) -> Start:
+    """A placement that is started already, and is not stopped at the end."""
+
+    @contextmanager
+    def start(watcher: Watcher) -> Iterator[Placement]:
+        placement.watcher = watcher
+        yield placement
+
+    return start
 
 
 @contextmanager

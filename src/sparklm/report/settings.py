@@ -6,7 +6,7 @@ that are not shown, nor are passwords in addresses.
 
 from __future__ import annotations
 
-from sparklm.config import Config
+from sparklm.config import Config, describe_setting, flat_settings
 from sparklm.report.redaction import hide_credentials, shown_property
 
 _PROPERTIES = "spark.properties."
@@ -23,12 +23,12 @@ def shown_settings(config: Config) -> dict[str, object]:
     >>> shown["data.tokenizer"], shown["data.corpus"], shown["training.epochs"]
     ('bpe', None, 3)
     """
-    return {key: _shown(key, value) for key, value in _flat_settings(config).items()}
+    return {key: _shown(key, value) for key, value in flat_settings(config).items()}
 
 
 def described_settings(config: Config) -> list[tuple[str, object, str]]:
     """Every setting as (full name, value, what it is)."""
-    return [(key, value, _description(config, key)) for key, value in shown_settings(config).items()]
+    return [(key, value, describe_setting(key)) for key, value in shown_settings(config).items()]
 
 
 def _shown(key: str, value: object) -> object:
@@ -36,18 +36,3 @@ def _shown(key: str, value: object) -> object:
         return value
     is_property = key.startswith(_PROPERTIES)
     return shown_property(key.removeprefix(_PROPERTIES), value) if is_property else hide_credentials(value)
-
-
-def _description(config: Config, key: str) -> str:
-    section, _, name = key.partition(".")
-    field = type(getattr(config, section)).model_fields.get(name)
-    return "" if field is None else field.description or ""
-
-
-def _flat_settings(config: Config) -> dict[str, object]:
-    flat: dict[str, object] = {}
-    for section, settings in config:
-        for name, value in settings:
-            parts = {f".{key}": part for key, part in value.items()} if isinstance(value, dict) else {"": value}
-            flat |= {f"{section}.{name}{key}": part for key, part in parts.items()}
-    return flat

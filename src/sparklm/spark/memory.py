@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from sparklm.config import Config
 from sparklm.errors import UserError
-from sparklm.training.memory import estimate_replica_bytes, in_mib
+from sparklm.training.memory import estimate_replica_bytes
+from sparklm.wording import size
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,12 +63,14 @@ def has_own_limit(master: str) -> bool:
 def compare_with_room(room: Room, replica_bytes: int, num_replicas: int) -> tuple[str, str]:
     """What replicas need and have, and what to do where it is not enough (nothing where it is)."""
     need = replica_bytes * num_replicas
-    what = f"{num_replicas} replicas at once need" if num_replicas > 1 else "a replica needs"
+    who = f"{num_replicas} replicas at once need" if num_replicas > 1 else "a replica needs"
+    what = f"{who} about {size(need, binary=True)}"
     if room.num_bytes is None:
-        return f"{what} about {in_mib(need)} outside the Java heap; what executors have is not known here", ""
+        return f"{what} outside the Java heap; what executors have is not known here", ""
+    there = f"there are {size(room.num_bytes, binary=True)} ({room.limit})"
     if need <= room.num_bytes:
-        return f"{what} about {in_mib(need)}, and there are {in_mib(room.num_bytes)} ({room.limit})", ""
-    seen = f"{what} about {in_mib(need)} outside the Java heap, but there are {in_mib(room.num_bytes)} ({room.limit})"
+        return f"{what}, and {there}", ""
+    seen = f"{what} outside the Java heap, but {there}"
     if room.setting is not None:
         return seen, f"use --set {room.setting}={-(-need // 2**30)}g"
     if num_replicas > 1:

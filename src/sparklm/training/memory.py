@@ -23,8 +23,8 @@ from sparklm.models.objectives import MOST_SCORES_AT_ONCE, batch_loss
 from sparklm.models.registry import ARCHITECTURES
 from sparklm.models.shape import ModelShape
 from sparklm.training.optim import OPTIMIZERS, build_optimizer
+from sparklm.wording import size
 
-MIB = 2**20
 _FLOAT = 4
 # Flat vectors of all parameters in a sync: one's own, what the others contributed, and the result.
 _VECTORS_OF_A_SYNC = 3
@@ -68,17 +68,9 @@ class MemoryEstimate:
 
     def describe(self) -> list[str]:
         """The whole, then every part that is not nothing, for people."""
-        parts = [f"  {name}: {in_mib(size)}" for name, size in self._parts.items() if size]
-        return [f"a replica of {self.num_parameters:,} parameters needs about {in_mib(self.total)}", *parts]
-
-
-def in_mib(num_bytes: int) -> str:
-    """A number of bytes, for people.
-
-    >>> in_mib(300_000_000), in_mib(30_000_000_000)
-    ('287 MiB', '27.9 GiB')
-    """
-    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 10 * 2**30 else f"{-(-num_bytes // MIB):,} MiB"
+        parts = [f"  {name}: {size(part, binary=True)}" for name, part in self._parts.items() if part]
+        whole = size(self.total, binary=True)
+        return [f"a replica of {self.num_parameters:,} parameters needs about {whole}", *parts]
 
 
 @functools.cache

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
 
 import safetensors.torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from sparklm.config import Config
+from sparklm.config import Config, flat_settings
 from sparklm.embeddings.files import EMBEDDINGS
 from sparklm.errors import UserError
 from sparklm.storage import Folder, read_record
@@ -151,16 +150,11 @@ def read_embeddings(run: Run) -> Tensor | None:
 
 
 def _differences(old: Config, new: Config) -> list[str]:
-    """List the settings that change what a run computes and are not the same."""
+    """The settings that change what a run computes and are not the same."""
 
-    def computed(config: Config) -> dict[str, Any]:
-        return {
-            f"{section}.{name}": value
-            for section, values in config.model_dump().items()
-            if section not in _FREE_SECTIONS
-            for name, value in values.items()
-            if f"{section}.{name}" not in _FREE_KEYS
-        }
+    def computed(config: Config) -> dict[str, object]:
+        settings = flat_settings(config).items()
+        return {k: v for k, v in settings if k.partition(".")[0] not in _FREE_SECTIONS and k not in _FREE_KEYS}
 
     before, after = computed(old), computed(new)
     return [f"{key}: {before[key]!r} there, {after[key]!r} here" for key in before if before[key] != after[key]]

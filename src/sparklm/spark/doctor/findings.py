@@ -17,9 +17,8 @@ from sparklm.config import Config
 from sparklm.errors import UserError
 from sparklm.spark.cluster import ClusterFacts
 from sparklm.spark.memory import compare_with_room, room_for_python
-from sparklm.training.memory import in_mib
 from sparklm.training.sync.choose import choose_exchange
-from sparklm.wording import count
+from sparklm.wording import count, size
 
 _MOST_CLOCK_SECONDS = 5.0
 
@@ -136,7 +135,10 @@ def judge_packages(driver: ProcessFacts, workers: Sequence[ProcessFacts]) -> lis
 
 def judge_hosts(processes: Sequence[ProcessFacts]) -> Finding:
     """List the machines."""
-    shown = {(process.host, f"{count(process.cores, 'core')}, {in_mib(process.memory_bytes)}") for process in processes}
+    shown = {
+        (process.host, f"{count(process.cores, 'core')}, {size(process.memory_bytes, binary=True)}")
+        for process in processes
+    }
     return Finding(name="hosts", status="ok", seen=_by_host(shown))
 
 
