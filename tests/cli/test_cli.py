@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import re
 import signal
 import subprocess
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from sparklm import logs
 from sparklm.cli.options import PRESET_NAMES
 from tests.commands import Result, run_command, start_process
 from tests.conftest import SENTENCES, TINY, heed_interrupts
@@ -134,8 +137,8 @@ def test_a_run_is_followed_from_another_shell(place: Path) -> None:
         training.wait(timeout=30)
     assert followed.returncode == 0, followed.stderr
     assert followed.stdout.strip() == "run: finished"
-    for said in ("Training in this process", "epoch 1: loss", "epoch 2: loss", "Writing the model"):
-        assert said in followed.stderr
+    for shown in ("Training in this process", "epoch 1: loss", "epoch 2: loss", "Writing the model"):
+        assert shown in followed.stderr
 
 
 def test_prepare_then_train_from_its_dataset(place: Path) -> None:
@@ -351,3 +354,15 @@ def test_the_version_is_that_of_the_package(tmp_path: Path) -> None:
     from sparklm import __version__
 
     assert output_of(start_process("--version", cwd=tmp_path)).strip() == f"sparklm {__version__}"
+
+
+def test_a_command_in_this_process_leaves_it_as_it_was(place: Path) -> None:
+    def state() -> tuple[object, ...]:
+        logger = logging.getLogger("sparklm")
+        log = (logs._installed, logs.current_ids(), list(logger.handlers), logger.level, logger.propagate)
+        return (os.getcwd(), dict(os.environ), sys.argv, sys.stdout, sys.stderr, sys.excepthook, *log)
+
+    before = state()
+    failing = ["--set", "training.learning_rate=1e38", "--log-format", "json"]
+    assert run_command("train", "corpus.txt", *NONE, *TINY_FLAGS, *failing, cwd=place, EXTRA="1").returncode == 1
+    assert state() == before

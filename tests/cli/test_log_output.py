@@ -96,7 +96,8 @@ def test_every_line_on_spark_is_json_and_names_run_replica_stage_and_task(tmp_pa
     if shutil.which("java") is None:
         pytest.skip("no Java on this machine")
     arguments = ["--run", "run", "--log-level", "DEBUG", "--log-format", "json"]
-    result = train(tmp_path, "local[2]", *arguments, "--set", "distributed.exchange=storage")
+    settings = ["--set", "distributed.exchange=storage", "--set", "training.max_steps=10"]
+    result = train(tmp_path, "local[2]", *arguments, *settings)
     assert result.returncode == 0, result.stderr
     lines = json_lines(result)
     ended = [line for line in lines if line["message"] == "round ends"]
