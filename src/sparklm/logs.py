@@ -122,9 +122,7 @@ class JsonFormatter(json_log.JsonFormatter):
     """One JSON object a line: time, level, logger, message, ids, host, process, figures, exception."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "%(process)d", rename_fields={"exc_info": "exception"}, json_default=str, json_ensure_ascii=False
-        )
+        super().__init__("%(process)d", rename_fields={"exc_info": "exception"}, json_ensure_ascii=False)
 
     def add_fields(self, log_data: dict[str, Any], record: logging.LogRecord, message_dict: dict[str, Any]) -> None:
         """Put what every line has before what this one has."""
@@ -134,8 +132,8 @@ class JsonFormatter(json_log.JsonFormatter):
         super().add_fields(log_data, record, message_dict)
 
     def process_log_record(self, log_data: dict[str, Any]) -> dict[str, Any]:
-        """Write infinite numbers as texts: JSON has none."""
-        return {name: _finite(value) for name, value in log_data.items()}
+        """Write infinite numbers and everything unknown as texts: JSON has none."""
+        return {name: _plain(value) for name, value in log_data.items()}
 
 
 class TextFormatter(logging.Formatter):
@@ -196,10 +194,11 @@ def _level_name(record: logging.LogRecord) -> str:
     return next((name for name, number in LEVELS.items() if number == record.levelno), record.levelname)
 
 
-def _finite(value: object) -> object:
+def _plain(value: object) -> object:
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        return [_plain(each) for each in value]
+    is_plain = math.isfinite(value) if isinstance(value, float) else value is None or isinstance(value, str | int)
+    return value if is_plain else str(value)
 
 
 def _shown(value: object) -> str:

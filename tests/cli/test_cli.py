@@ -1,8 +1,9 @@
-"""The command line as a stranger types it: a process of its own, its exit code, what it prints where."""
+"""The command line as a stranger types it: its exit code, what it prints where, what it leaves behind."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -13,25 +14,19 @@ from pathlib import Path
 
 import pytest
 
+from sparklm import logs
+from sparklm.cli.options import PRESET_NAMES
+from tests.commands import Result, run_command, start_process
 from tests.conftest import SENTENCES, TINY, heed_interrupts
 
 TINY_FLAGS = [part for assignment in TINY for part in ("--set", assignment)]
 
 
-def sparklm(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sparklm", *arguments],
-        cwd=cwd,
-        env={**os.environ, "COLUMNS": "200", **environment},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+def ok(*arguments: str, cwd: Path) -> str:
+    return output_of(run_command(*arguments, cwd=cwd))
 
 
-def ok(*arguments: str, cwd: Path, **environment: str) -> str:
-    result = sparklm(*arguments, cwd=cwd, **environment)
+def output_of(result: Result) -> str:
     assert result.returncode == 0, result.stderr
     assert "Traceback" not in result.stderr
     return result.stdout
@@ -44,7 +39,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def test_help_names_every_command_and_answers_without_heavy_imports(tmp_path: Path) -> None:
-    text = ok("--help", cwd=tmp_path)
+    text = output_of(start_process("--help", cwd=tmp_path))
     for command in ("train", "prepare", "embed", "generate", "predict", "evaluate", "report", "config", "doctor"):
         assert re.search(rf"^\s*{command}\s+\w", text, re.MULTILINE), command
     program = "import sys, sparklm.cli; print({'torch', 'pyspark', 'pydantic', 'tokenizers'} & set(sys.modules))"
@@ -74,8 +69,22 @@ def test_the_arguments_of_every_command_stay(tmp_path: Path, command: str, optio
         assert option in text
 
 
+def test_the_help_names_the_first_presets_of_the_table() -> None:
+    from sparklm.config.presets import DEFAULT_PRESET, PRESETS
+
+    first = [f"{name} (default)" if name == DEFAULT_PRESET else name for name in PRESETS][:5]
+    assert f"{', '.join(first)}, …" == PRESET_NAMES
+
+
+def test_a_process_ends_with_the_exit_code_of_its_command(tmp_path: Path) -> None:
+    result = start_process("config", "-c", "no.conf", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "sparklm: config file no.conf: no such file\n"
+    assert start_process("watch", ".", "--once", cwd=tmp_path).returncode == 2
+
+
 def test_a_tracking_server_that_is_not_there_is_told_before_any_work(place: Path) -> None:
-    result = sparklm("train", "corpus.txt", "--run", "run", "--mlflow", "http://127.0.0.1:9", cwd=place)
+    result = run_command("train", "corpus.txt", "--run", "run", "--mlflow", "http://127.0.0.1:9", cwd=place)
     assert result.returncode == 2
     assert "--mlflow http://127.0.0.1:9: no MLflow tracking server can be used there" in result.stderr
     assert "Traceback" not in result.stderr
@@ -84,8 +93,8 @@ def test_a_tracking_server_that_is_not_there_is_told_before_any_work(place: Path
 
 
 def test_the_whole_journey_without_java(place: Path) -> None:
-    no_java = {"PATH": "/nowhere", "JAVA_HOME": ""}
-    printed = ok("train", "corpus.txt", "--master", "none", "--run", "run", *TINY_FLAGS, cwd=place, **no_java)
+    training = ["train", "corpus.txt", "--master", "none", "--run", "run", *TINY_FLAGS]
+    printed = output_of(start_process(*training, cwd=place, PATH="/nowhere", JAVA_HOME=""))
     assert re.search(r"validation loss \d+\.\d+, perplexity \d+\.\d+", printed)
     for file in ("run/model.zip", "run/report.html", "run/metrics.csv", "run/stats.txt"):
         assert file in printed
@@ -114,7 +123,7 @@ def test_the_whole_journey_without_java(place: Path) -> None:
 
 
 def test_a_run_is_followed_from_another_shell(place: Path) -> None:
-    assert "is not a run, or has only just begun" in sparklm("watch", "run", cwd=place).stderr
+    assert "is not a run, or has only just begun" in run_command("watch", "run", cwd=place).stderr
     command = [sys.executable, "-m", "sparklm", "train", "corpus.txt", "--master", "none", "--run", "run", *TINY_FLAGS]
     training = subprocess.Popen([*command, "--quiet"], cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -122,14 +131,14 @@ def test_a_run_is_followed_from_another_shell(place: Path) -> None:
         while not (place / "run" / "status.json").exists():
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        followed = sparklm("watch", "run", "--interval", "0.1", cwd=place)
+        followed = run_command("watch", "run", "--interval", "0.1", cwd=place)
     finally:
         training.kill()
         training.wait(timeout=30)
     assert followed.returncode == 0, followed.stderr
     assert followed.stdout.strip() == "run: finished"
-    for said in ("Training in this process", "epoch 1: loss", "epoch 2: loss", "Writing the model"):
-        assert said in followed.stderr
+    for shown in ("Training in this process", "epoch 1: loss", "epoch 2: loss", "Writing the model"):
+        assert shown in followed.stderr
 
 
 def test_prepare_then_train_from_its_dataset(place: Path) -> None:
@@ -137,14 +146,14 @@ def test_prepare_then_train_from_its_dataset(place: Path) -> None:
     assert "1 document," in printed
     assert "next: sparklm train data" in printed
     ok("train", "data", "--master", "none", "--run", "run", "--quiet", *TINY_FLAGS, cwd=place)
-    again = sparklm("train", "data", "--master", "none", "--run", "run", *TINY_FLAGS, cwd=place)
+    again = run_command("train", "data", "--master", "none", "--run", "run", *TINY_FLAGS, cwd=place)
     assert "this run is complete: there is nothing left to train" in again.stderr
     assert not (place / "run" / "dataset").exists()
 
 
 def test_a_second_text_file_is_not_overwritten(place: Path) -> None:
     (place / "two.txt").write_text("precious")
-    result = sparklm("train", "corpus.txt", "two.txt", "--master", "none", cwd=place)
+    result = run_command("train", "corpus.txt", "two.txt", "--master", "none", cwd=place)
     assert result.returncode == 2
     assert "OUTPUT two.txt is there already" in result.stderr
     assert (place / "two.txt").read_text() == "precious"
@@ -159,7 +168,7 @@ def test_token_ids_in_embeddings_and_a_model_out(place: Path) -> None:
     assert 'nearest to "5":' in printed
     assert "15 vectors of size 16" in printed
     assert len(ok("embed", "data", "--out", "e.safetensors", "--neighbours", "7", cwd=place).splitlines()) == 11
-    again = sparklm("embed", "data", "--out", "e.safetensors", "--size", "8", cwd=place)
+    again = run_command("embed", "data", "--out", "e.safetensors", "--size", "8", cwd=place)
     assert (again.returncode, again.stderr.count("\n")) == (2, 1)
     assert "e.safetensors is there already; choose another --out" in again.stderr
     ok(
@@ -179,7 +188,7 @@ def test_token_ids_in_embeddings_and_a_model_out(place: Path) -> None:
 
 
 def test_a_killed_run_goes_on_with_resume_alone_and_ends_with_the_same_bytes(place: Path) -> None:
-    many = [*TINY_FLAGS, "--set", "training.epochs=20", "--master", "none"]
+    many = [*TINY_FLAGS, "--set", "training.epochs=8", "--master", "none"]
     ok("train", "corpus.txt", "--run", "whole", *many, cwd=place)
     process = subprocess.Popen(
         [sys.executable, "-m", "sparklm", "train", "corpus.txt", "--run", "cut", *many],
@@ -194,7 +203,7 @@ def test_a_killed_run_goes_on_with_resume_alone_and_ends_with_the_same_bytes(pla
     process.send_signal(signal.SIGKILL)
     process.wait(timeout=30)
     assert not (place / "cut" / "model.zip").exists()
-    result = sparklm("train", "--run", "cut", "--resume", cwd=place)
+    result = run_command("train", "--run", "cut", "--resume", cwd=place)
     assert result.returncode == 0, result.stderr
     assert "going on from step" in result.stderr
     assert (place / "cut" / "model.zip").read_bytes() == (place / "whole" / "model.zip").read_bytes()
@@ -236,7 +245,7 @@ def test_resume_takes_what_may_change_on_top_of_the_runs_own_settings(place: Pat
     ok("train", "corpus.txt", *NONE, *TINY_FLAGS, cwd=place)
     printed = ok("train", "--run", "run", "--resume", "--set", "generation.prompt=Pack my", cwd=place)
     assert "\nPack my" in printed
-    refused = sparklm("train", "--run", "run", "--resume", "--set", "training.epochs=9", cwd=place)
+    refused = run_command("train", "--run", "run", "--resume", "--set", "training.epochs=9", cwd=place)
     assert refused.returncode == 2
     assert "training.epochs: 2 there, 9 here" in refused.stderr
 
@@ -259,19 +268,19 @@ def test_config_shows_values_and_where_they_came_from(place: Path) -> None:
 
 def test_invalid_utf8_is_repaired_and_reported(place: Path) -> None:
     (place / "corpus.txt").write_bytes((SENTENCES * 30).encode() + b"\xff\xfe end")
-    result = sparklm("train", "corpus.txt", "--master", "none", "--run", "run", *TINY_FLAGS, cwd=place)
+    result = run_command("train", "corpus.txt", "--master", "none", "--run", "run", *TINY_FLAGS, cwd=place)
     assert result.returncode == 0
     assert "repaired 2 invalid UTF-8 sequences in 1 document" in result.stderr
 
 
 def test_a_prompt_longer_than_the_context_is_cut_and_said_so(finished_run: Path, tmp_path: Path) -> None:
-    result = sparklm("generate", str(finished_run), "x" * 50, cwd=tmp_path)
+    result = run_command("generate", str(finished_run), "x" * 50, cwd=tmp_path)
     assert result.returncode == 0
     assert "the prompt is 34 tokens longer than the context of 16; its beginning is left out" in result.stderr
 
 
 def test_quiet_says_nothing_but_the_result(place: Path) -> None:
-    result = sparklm("train", "corpus.txt", "--master", "none", "--run", "run", "--quiet", *TINY_FLAGS, cwd=place)
+    result = run_command("train", "corpus.txt", "--master", "none", "--run", "run", "--quiet", *TINY_FLAGS, cwd=place)
     assert result.stderr == ""
     assert "validation loss" in result.stdout
 
@@ -311,7 +320,7 @@ def test_bad_input_gets_one_clear_message_exit_code_2_and_leaves_nothing(place: 
     (place / "short.txt").write_text("short")
     (place / "binary.txt").write_bytes(b"\1\2\0\3" * 100)
     before = sorted(path.name for path in place.iterdir())
-    result = sparklm(*arguments, cwd=place)
+    result = run_command(*arguments, cwd=place)
     assert result.returncode == 2, result.stderr
     assert re.search(message, result.stderr), result.stderr
     assert "Traceback" not in result.stderr
@@ -319,14 +328,14 @@ def test_bad_input_gets_one_clear_message_exit_code_2_and_leaves_nothing(place: 
 
 
 def test_a_different_run_in_the_folder_is_refused(place: Path, finished_run: Path) -> None:
-    result = sparklm("train", "corpus.txt", "--master", "none", "--run", str(finished_run), *TINY_FLAGS, cwd=place)
+    result = run_command("train", "corpus.txt", "--master", "none", "--run", str(finished_run), *TINY_FLAGS, cwd=place)
     assert result.returncode == 2
     assert "holds another run" in result.stderr
     assert "data.corpus" in result.stderr
 
 
 def test_without_java_there_is_one_message_before_any_work(place: Path) -> None:
-    result = sparklm("train", "corpus.txt", "--run", "run", cwd=place, PATH="/nowhere", JAVA_HOME="")
+    result = run_command("train", "corpus.txt", "--run", "run", cwd=place, PATH="/nowhere", JAVA_HOME="")
     assert result.returncode == 2
     assert "Spark needs Java 17 or newer" in result.stderr
     assert "--master none needs no Java" in result.stderr
@@ -335,7 +344,7 @@ def test_without_java_there_is_one_message_before_any_work(place: Path) -> None:
 
 def test_divergence_is_told_in_one_message_with_exit_code_1(place: Path) -> None:
     flags = [*TINY_FLAGS, "--set", "training.learning_rate=1e38", "--set", "training.weight_decay=1"]
-    result = sparklm("train", "corpus.txt", *NONE, *flags, cwd=place)
+    result = run_command("train", "corpus.txt", *NONE, *flags, cwd=place)
     assert result.returncode == 1
     assert re.search(r"sparklm: training diverged", result.stderr)
     assert "Traceback" not in result.stderr
@@ -344,4 +353,16 @@ def test_divergence_is_told_in_one_message_with_exit_code_1(place: Path) -> None
 def test_the_version_is_that_of_the_package(tmp_path: Path) -> None:
     from sparklm import __version__
 
-    assert ok("--version", cwd=tmp_path).strip() == f"sparklm {__version__}"
+    assert output_of(start_process("--version", cwd=tmp_path)).strip() == f"sparklm {__version__}"
+
+
+def test_a_command_in_this_process_leaves_it_as_it_was(place: Path) -> None:
+    def state() -> tuple[object, ...]:
+        logger = logging.getLogger("sparklm")
+        log = (logs._installed, logs.current_ids(), list(logger.handlers), logger.level, logger.propagate)
+        return (os.getcwd(), dict(os.environ), sys.argv, sys.stdout, sys.stderr, sys.excepthook, *log)
+
+    before = state()
+    failing = ["--set", "training.learning_rate=1e38", "--log-format", "json"]
+    assert run_command("train", "corpus.txt", *NONE, *TINY_FLAGS, *failing, cwd=place, EXTRA="1").returncode == 1
+    assert state() == before

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cli.test_readme import ROOT, commands
+from tests.commands import WarmProcess
 from tests.conftest import THE_21_COLUMNS
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory: pytest.TempPathFactory, warm_process: WarmProcess) -> Path:
     """The examples, and what every one of their commands has left and printed."""
     if shutil.which("java") is None:
         pytest.skip("no Java on this machine")
     place = tmp_path_factory.mktemp("examples") / "examples"
     shutil.copytree(ROOT / "examples", place)
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     for number, command in enumerate(commands((place / "README.md").read_text())):
-        result = subprocess.run(
-            command, shell=True, cwd=place, env=environment, capture_output=True, text=True, timeout=280, check=False
-        )
+        result = warm_process.run_line(command, place)
         assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
         assert "Traceback" not in result.stderr, command
         (place / f"printed-{number}.txt").write_text(f"{command}\n{result.stdout}\n{result.stderr}")

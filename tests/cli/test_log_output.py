@@ -1,18 +1,16 @@
-"""The log as programs read it: every line of a real command's standard error, from the driver and from its workers."""
+"""The log as programs read it: every line of a command's standard error, from the driver and from its workers."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.commands import Result, run_command, start_process
 from tests.conftest import SENTENCES, TINY
 
 Line = dict[str, Any]
@@ -20,21 +18,14 @@ LOG_LINE = re.compile(r"^\d\d:\d\d:\d\d\.\d{3} (TRACE|DEBUG|INFO|WARN|ERROR) ", 
 REPLICAS = ("distributed.replicas=2", "distributed.diloco_steps=5", "training.epochs=1")
 
 
-def train(place: Path, master: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def train(place: Path, master: str, *arguments: str) -> Result:
     (place / "corpus.txt").write_text(SENTENCES * 30)
     settings = [part for each in (*TINY, *REPLICAS) for part in ("--set", each)]
-    return subprocess.run(
-        [sys.executable, "-m", "sparklm", "train", "corpus.txt", "--master", master, *settings, *arguments],
-        cwd=place,
-        env={**os.environ, "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    run = run_command if master == "none" else start_process
+    return run("train", "corpus.txt", "--master", master, *settings, *arguments, cwd=place)
 
 
-def json_lines(result: subprocess.CompletedProcess[str]) -> list[Line]:
+def json_lines(result: Result) -> list[Line]:
     lines = [json.loads(line) for line in result.stderr.splitlines()]
     assert all({"time", "level", "logger", "message"} <= set(line) for line in lines)
     return lines
@@ -105,7 +96,8 @@ def test_every_line_on_spark_is_json_and_names_run_replica_stage_and_task(tmp_pa
     if shutil.which("java") is None:
         pytest.skip("no Java on this machine")
     arguments = ["--run", "run", "--log-level", "DEBUG", "--log-format", "json"]
-    result = train(tmp_path, "local[2]", *arguments, "--set", "distributed.exchange=storage")
+    settings = ["--set", "distributed.exchange=storage", "--set", "training.max_steps=10"]
+    result = train(tmp_path, "local[2]", *arguments, *settings)
     assert result.returncode == 0, result.stderr
     lines = json_lines(result)
     ended = [line for line in lines if line["message"] == "round ends"]

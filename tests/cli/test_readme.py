@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import WarmProcess
 from tests.conftest import SENTENCES
 
 ROOT = Path(__file__).parents[2]
@@ -22,30 +23,31 @@ def commands(text: str) -> list[str]:
     return [line for block in blocks for line in block.splitlines() if line.strip()]
 
 
+def make(command: str, place: Path) -> subprocess.CompletedProcess[str]:
+    """`make run` belongs to the checkout; its run goes to the test's own folder, and ends before it is good."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    arguments = f"--run {place}/runs/first --set training.max_steps=100"
+    return subprocess.run(
+        command,
+        shell=True,
+        cwd=ROOT,
+        env={**os.environ, "PATH": path, "ARGS": arguments, "MAKEFLAGS": ""},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-def test_every_command_in_the_readme_works(tmp_path: Path) -> None:
+def test_every_command_in_the_readme_works(tmp_path: Path, warm_process: WarmProcess) -> None:
     if shutil.which("java") is None:
         pytest.skip("no Java on this machine")
     (tmp_path / "mybook.txt").write_text(f"It was the best of times. {SENTENCES}" * 60)
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     outputs = {}
     for command in commands((ROOT / "README.md").read_text()):
-        # `make run` belongs to the checkout; its run goes to the test's own folder, and ends before it is good.
-        is_make = command.startswith("make ")
-        added = (
-            {"ARGS": f"--run {tmp_path}/runs/first --set training.max_steps=100", "MAKEFLAGS": ""} if is_make else {}
-        )
-        result = subprocess.run(
-            command,
-            shell=True,
-            cwd=ROOT if is_make else tmp_path,
-            env=environment | added,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+        result = make(command, tmp_path) if command.startswith("make ") else warm_process.run_line(command, tmp_path)
         assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
         assert "Traceback" not in result.stderr, command
         outputs[command] = result.stdout

@@ -55,15 +55,18 @@ def test_a_json_line_has_time_level_logger_message_ids_and_figures(written: Writ
     assert "stage" not in line
 
 
-def test_an_exception_is_a_field_and_infinite_numbers_are_texts(written: Written) -> None:
+def test_an_exception_is_a_field_and_what_json_has_not_is_a_text(written: Written) -> None:
     logs.set_up("INFO", "json")
     try:
         raise ValueError("no good")
     except ValueError:
-        LOGGER.exception("it failed", extra={"loss": float("nan"), "losses": [1.0, float("inf")]})
+        LOGGER.exception(
+            "it failed", extra={"loss": float("nan"), "losses": [1.0, float("inf")], "by": {(1, 2): float("nan")}}
+        )
     (line,) = lines(written)
     assert "ValueError: no good" in str(line["exception"])
     assert (line["loss"], line["losses"]) == ("nan", [1.0, "inf"])
+    assert line["by"] == "{(1, 2): nan}"
 
 
 def test_a_text_line_has_the_same_in_short(written: Written) -> None:

@@ -1,4 +1,4 @@
-"""What a tracker makes of what it is told, and what the views show of it."""
+"""What a tracker makes of the events of a job, and what the views show of it."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ Table = Annotated[
 def source_flags(
     corpus: str | None, text_column: str | None, data_format: str | None, table: str | None
 ) -> dict[str, object]:
-    """The settings that say where the text comes from."""
+    """The settings of where the text comes from."""
     return {"data.corpus": corpus, "data.text_column": text_column, "data.format": data_format, "data.table": table}
 
 
