@@ -1,4 +1,4 @@
-"""Processes that meet by collective operations: the mean of all, in order, with the bits of one process."""
+"""Processes that sync by collective operations: the mean of all, in order, with the bits of one process."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 
 from sparklm.errors import JobError
 from sparklm.training.sync.codec import BLOCK, Codec, ordered_mean
-from sparklm.training.sync.collective import Whereabouts, hold_port, interface_of, joined_group
+from sparklm.training.sync.collective import Endpoint, hold_port, interface_of, process_group
 
 PROGRAM = """
 import hashlib, json, sys, torch
-from sparklm.training.sync.collective import Whereabouts, joined_group, hold_port
+from sparklm.training.sync.collective import Endpoint, process_group, hold_port
 from sparklm.training.phases import PhaseClock
 from sparklm.training.sync.codec import Codec
 rank, lossy, port = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -25,12 +25,12 @@ if rank == 0:
     listener = hold_port("127.0.0.1")
     port = listener.getsockname()[1]
     print(port, flush=True)
-everyone = [Whereabouts(host="127.0.0.1", port=port, gpus=0)] * 3
+endpoints = [Endpoint(host="127.0.0.1", port=port, gpus=0)] * 3
 vector = torch.randn(int(sys.argv[4]), generator=torch.Generator().manual_seed(rank))
-with joined_group(rank, everyone, listener, 60) as group:
+with process_group(rank, endpoints, listener, 60) as group:
     results = []
-    for kind in ("none", "int8"):
-        codec = Codec(kind=kind, num_lossy=lossy)
+    for wire_dtype in ("none", "int8"):
+        codec = Codec(wire_dtype=wire_dtype, num_lossy=lossy)
         results.append(hashlib.sha256(group.mean([codec.round_trip(vector)], codec, PhaseClock()).numpy()).hexdigest())
     texts = group.gather([f"replica {rank}" * (rank + 1)])
 print(json.dumps({"means": results, "texts": texts}))
@@ -48,8 +48,8 @@ def test_three_processes_have_the_mean_and_the_texts_of_all(length: int, lossy: 
     processes = [first, start(1, port), start(2, port)]
     vectors = [torch.randn(length, generator=torch.Generator().manual_seed(rank)) for rank in range(3)]
     expected = []
-    for kind in ("none", "int8"):
-        codec = Codec(kind=kind, num_lossy=lossy)
+    for wire_dtype in ("none", "int8"):
+        codec = Codec(wire_dtype=wire_dtype, num_lossy=lossy)
         mean = ordered_mean([codec.round_trip(vector) for vector in vectors])
         expected.append(hashlib.sha256(mean.numpy()).hexdigest())
     for process in processes:
@@ -62,9 +62,9 @@ def test_three_processes_have_the_mean_and_the_texts_of_all(length: int, lossy: 
 
 def test_a_process_that_never_arrives_is_waited_for_only_so_long() -> None:
     listener = hold_port("127.0.0.1")
-    everyone = [Whereabouts(host="127.0.0.1", port=listener.getsockname()[1], gpus=0)] * 2
-    told = pytest.raises(JobError, match=r"replica 0 did not meet all others at 127.0.0.1:\d+ within 1 s")
-    with told, joined_group(0, everyone, listener, 1.0):
+    endpoints = [Endpoint(host="127.0.0.1", port=listener.getsockname()[1], gpus=0)] * 2
+    failing = pytest.raises(JobError, match=r"replica 0 did not join all others at 127.0.0.1:\d+ within 1 s")
+    with failing, process_group(0, endpoints, listener, 1.0):
         pass
 
 

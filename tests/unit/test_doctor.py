@@ -150,7 +150,7 @@ def test_threads_should_fit_the_cores(threads: int, replicas: int, cores: int, r
         ("collective", 4, "true", "problem", "spark.dynamicAllocation.enabled is true"),
     ],
 )
-def test_how_replicas_can_meet(exchange: str, slots: int, dynamic: str, status: str, words: str) -> None:
+def test_how_replicas_can_sync(exchange: str, slots: int, dynamic: str, status: str, words: str) -> None:
     config = tiny_config(None, "distributed.replicas=4", f"distributed.exchange={exchange}")
     facts = cluster("a", "b", slots=slots, dynamicAllocation_enabled=dynamic)
     found = judge_exchange(config, facts, num_parameters=800_000, threads=1)[-1]
@@ -165,7 +165,7 @@ def test_settings_of_spark_that_matter_are_told() -> None:
     dynamic, speculation, exchange = judge_exchange(tiny_config(None), facts, num_parameters=1000, threads=1)
     assert (dynamic.status, dynamic.name) == ("ok", "dynamic allocation")
     assert (speculation.status, speculation.name) == ("ok", "speculation")
-    assert exchange.seen.startswith("storage: one replica has nobody to meet")
+    assert exchange.seen.startswith("storage: one replica has nobody to sync with")
 
 
 def test_a_local_path_on_many_hosts_is_the_classic_mistake() -> None:

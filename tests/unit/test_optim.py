@@ -14,8 +14,8 @@ from sparklm.errors import UserError
 from sparklm.models.build import build_model
 from sparklm.models.model_zip import load_model
 from sparklm.storage import Folder
-from sparklm.training import replica as loop
-from sparklm.training.checkpoint.cache import _warm, replica_at
+from sparklm.training import device
+from sparklm.training.checkpoint.cache import forget_replicas
 from sparklm.training.checkpoint.commit import load_shared, read_commit
 from sparklm.training.metrics import read_metrics
 from sparklm.training.muon import Muon, orthogonalise
@@ -45,12 +45,12 @@ from tests.unit.test_training import DiesAfter
 def test_a_run_cut_off_goes_on_to_the_same_bits(settings: tuple[str, ...], corpus_file: Path, tmp_path: Path) -> None:
     config = tiny_config(corpus_file, *settings)
     run_job(config, tmp_path / "whole")
-    rounds = list(plan_rounds(replica_at(Folder(str(tmp_path / "whole")), 0, 0).plan, config))
+    rounds = list(plan_rounds(Replica(read_run(Folder(str(tmp_path / "whole")))).plan, config))
     for survived in (1, len(rounds) - 1):
         run = tmp_path / f"cut{survived}"
         with pytest.raises(ConnectionError):
             run_job(config, run, DiesAfter(survived))
-        _warm.clear()  # nothing may hang on a replica that is still in memory
+        forget_replicas()  # nothing may hang on a replica that is still in memory
         watcher = RecordingWatcher()
         run_job(config, run, watcher=watcher)
         assert watcher.first_step > 0
@@ -147,6 +147,10 @@ def test_schedules_have_their_shapes() -> None:
     assert rates(schedule="cosine")[60] == pytest.approx(0.5, abs=0.02)
 
 
+def one_step(step: int) -> Round:
+    return Round(epoch=0, start=step, stop=step + 1, starts_epoch=step == 0, ends_epoch=False, saves=True)
+
+
 def test_gradients_of_several_batches_make_one_step(corpus_file: Path, tmp_path: Path) -> None:
     weights = []
     for batch_size, steps in ((8, 1), (4, 2), (3, 3)):
@@ -158,9 +162,9 @@ def test_gradients_of_several_batches_make_one_step(corpus_file: Path, tmp_path:
             "training.max_steps=1",
         )
         run_job(config, run)
-        trainer = replica_at(Folder(str(run)), 0, 0)
-        trainer.run(Round(epoch=0, start=0, stop=1, ends_epoch=False, saves=True))
-        weights.append((trainer.plan.batch_size, trainer.totals, trainer.model.token_embeddings.detach()))
+        replica = Replica(read_run(Folder(str(run))))
+        replica.train(one_step(0))
+        weights.append((replica.plan.batch_size, replica.log.totals, replica.model.token_embeddings.detach()))
     assert [size for size, *_ in weights] == [8, 8, 9]
     assert weights[0][1].loss == pytest.approx(weights[1][1].loss, rel=1e-5)
     assert weights[0][1].gradient_mean == pytest.approx(weights[1][1].gradient_mean, rel=1e-4)
@@ -173,24 +177,25 @@ def test_averaged_weights_are_what_is_evaluated_and_saved(corpus_file: Path, tmp
     config = tiny_config(corpus_file, "training.ema_decay=0.9", "training.learning_rate=0.03")
     run_job(config, tmp_path / "run")
     run = Folder(str(tmp_path / "run"))
-    tensors = load_shared(run, read_commit(run, latest_step(run)))
+    step = latest_step(run)
+    tensors = load_tensors(step_folder(run, step), read_commit(run, step).shared)
     saved = load_model(str(tmp_path / "run")).model.state_dict()
     assert all(torch.equal(saved[name], tensors[f"average/{name}"]) for name in saved)
     assert not torch.equal(tensors["average/model.norm.weight"], tensors["model/model.norm.weight"])
     # the average is that of the weights after each step
-    trainer = replica_at(run, 0, 0)
+    replica = Replica(read_run(run))
     expected: torch.Tensor | None = None
     for step in range(4):
-        trainer.run(Round(epoch=0, start=step, stop=step + 1, ends_epoch=False, saves=True))
-        now = trainer.model.model.norm.weight.detach().clone()
+        replica.train(one_step(step))
+        now = replica.model.model.norm.weight.detach().clone()
         decay = min(0.9, (1 + step) / (10 + step))
         expected = now if expected is None else decay * expected + (1 - decay) * now
-    assert torch.allclose(trainer.average["model.norm.weight"], expected)
+    assert torch.allclose(replica.ema.weights["model.norm.weight"], expected)
     # and the evaluation leaves the weights of training as they were
-    before = trainer.model.model.norm.weight.detach().clone()
-    with trainer.averaged_weights():
-        assert torch.equal(trainer.model.model.norm.weight, trainer.average["model.norm.weight"])
-    assert torch.equal(trainer.model.model.norm.weight, before)
+    before = replica.model.model.norm.weight.detach().clone()
+    with replica.ema.swapped_in(replica.model):
+        assert torch.equal(replica.model.model.norm.weight, replica.ema.weights["model.norm.weight"])
+    assert torch.equal(replica.model.model.norm.weight, before)
 
 
 def test_label_smoothing_is_for_training_only(corpus_file: Path, tmp_path: Path) -> None:
@@ -237,7 +242,7 @@ def test_embeddings_of_a_file_are_learned_from_and_predicted(corpus_file: Path, 
 
 
 def test_bfloat16_is_refused_where_it_would_be_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "has_fast_bfloat16", lambda: False)
+    monkeypatch.setattr(device, "has_fast_bfloat16", lambda: False)
     with pytest.raises(UserError, match=r"no bfloat16 arithmetic .* use 'fp32', or a GPU"):
         check_precision("bf16", torch.device("cpu"))
     check_precision("fp32", torch.device("cpu"))
@@ -245,7 +250,7 @@ def test_bfloat16_is_refused_where_it_would_be_emulated(monkeypatch: pytest.Monk
 
 
 def test_bfloat16_keeps_weights_in_float32(monkeypatch: pytest.MonkeyPatch, corpus_file: Path, tmp_path: Path) -> None:
-    monkeypatch.setattr(loop, "has_fast_bfloat16", lambda: True)
+    monkeypatch.setattr(device, "has_fast_bfloat16", lambda: True)
     config = tiny_config(corpus_file, "training.precision=bf16", "training.max_steps=3")
     run_job(config, tmp_path / "run")
     plain = run_job(tiny_config(corpus_file, "training.max_steps=3"), tmp_path / "plain")
