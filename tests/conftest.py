@@ -16,7 +16,7 @@ from sparklm.config import Config
 from sparklm.config.resolve import resolve
 from sparklm.job import JobResult
 from sparklm.placement.in_process import InProcess
-from sparklm.placement.protocol import EpochWork, Placement
+from sparklm.placement.protocol import Placement
 from sparklm.placement.start import running
 from sparklm.progress.watcher import Watcher
 from sparklm.storage import Folder
@@ -171,29 +171,3 @@ def on_spark() -> Iterator[OnSpark]:
     placement = OnSpark(SparkConfig(master="local[2]", properties={"spark.ui.enabled": "false"}))
     yield placement
     placement.stop()
-
-
-class DiesAfter:
-    """A placement whose machines go away after some rounds."""
-
-    def __init__(self, rounds: int, placement: Placement | None = None) -> None:
-        self._placement, self._left = placement or InProcess(), rounds
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._placement, name)
-
-    @property
-    def watcher(self) -> Watcher:
-        return self._placement.watcher
-
-    @watcher.setter
-    def watcher(self, watcher: Watcher) -> None:
-        self._placement.watcher = watcher
-
-    def train(self, run, rounds, protect):
-        done = rounds[: self._left]
-        work = self._placement.train(run, done, protect) if done else EpochWork()
-        self._left -= len(done)
-        if len(done) < len(rounds):
-            raise ConnectionError("the machines are gone")
-        return work

@@ -20,7 +20,8 @@ from sparklm.spark.session import check_java, start_session
 from sparklm.spark.tasks import run_tasks
 from sparklm.storage import Folder
 from sparklm.training.metrics import read_metrics
-from tests.conftest import SENTENCES, TINY, DiesAfter, RecordingWatcher, heed_interrupts, run_job, tiny_config
+from tests.conftest import SENTENCES, TINY, RecordingWatcher, heed_interrupts, run_job, tiny_config
+from tests.placements import DiesAfter
 
 pytestmark = pytest.mark.spark
 

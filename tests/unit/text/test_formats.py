@@ -1,4 +1,4 @@
-"""Pieces of a corpus put together are the corpus, wherever they are cut."""
+"""File formats: one table, and every format read whole however its files are cut."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ import json
 import lzma
 import os
 import re
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
-import fsspec
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
-from sparklm.text.formats import SAMPLE, read_chunks
-from sparklm.text.readers import Chunk, Piece
+from sparklm.placement.in_process import InProcess
+from sparklm.storage import Folder
+from sparklm.text.formats import FORMATS, FileFormat, format_names, read_chunks, suggested_format
+from sparklm.text.prepare import prepare
+from sparklm.text.readers import Chunk, Piece, make_chunk, open_piece
+from sparklm.text.shards import open_dataset
 from sparklm.text.sources import cut_pieces, list_sources
 
 
@@ -36,104 +41,6 @@ def documents(corpus: Path | str, piece_bytes: int = 4 * 2**20, text_column: str
         if chunk.ends_document:
             texts.append(open_text)
     return texts
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(text=st.text(alphabet="ab\né€😀 ", max_size=200), piece_bytes=st.integers(1, 50))
-def test_pieces_of_any_size_join_to_the_whole_text(tmp_path: Path, text: str, piece_bytes: int) -> None:
-    path = tmp_path / "a.txt"
-    path.write_bytes(text.encode())
-    assert documents(path, piece_bytes) == [text]
-    chunks = chunks_of(cut_pieces(list_sources(str(path)), piece_bytes))
-    assert sum(chunk.num_bytes for chunk in chunks) == len(text.encode())
-    assert sum(chunk.repaired_sequences for chunk in chunks) == 0
-
-
-def test_a_line_longer_than_any_piece_is_cut_between_characters(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("é" * 300_000)
-    chunks = chunks_of(cut_pieces(list_sources(str(path)), 100_001))
-    assert b"".join(chunk.data for chunk in chunks).decode() == "é" * 300_000
-    assert max(len(chunk.data) for chunk in chunks) < 200_000
-
-
-def test_invalid_utf8_is_replaced_and_counted_but_a_real_replacement_character_is_not(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"\xef\xbb\xbfgood \xff bad \xfe\n" + "\ufffd".encode())
-    (chunk,) = chunks_of(cut_pieces(list_sources(str(path))))
-    assert chunk.data.decode() == "good \ufffd bad \ufffd\n\ufffd"
-    assert chunk.repaired_sequences == 2
-    assert chunk.num_bytes == path.stat().st_size - len(b"\xef\xbb\xbf")
-
-
-def test_a_folder_gives_its_text_files_in_a_fixed_order(tmp_path: Path) -> None:
-    for name in ("b.txt", "a.md", "sub/c.txt", "picture.png", ".hidden.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(name)
-    assert [source.name for source in list_sources(str(tmp_path))] == ["a.md", "b.txt", "sub/c.txt"]
-    assert [source.name for source in list_sources(f"{tmp_path}/*.txt")] == ["b.txt"]
-
-
-def test_a_folder_corpus_leaves_out_hidden_folders_and_what_sparklm_wrote(tmp_path: Path) -> None:
-    for name in ("a.txt", ".venv/b.txt", "runs/r/sample.txt", "runs/r/config.json", "runs/r/model.zip", "notes/c.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
-        (tmp_path / name).write_text("x")
-    assert [source.name for source in list_sources(str(tmp_path))] == ["a.txt", "notes/c.txt"]
-
-
-def test_a_link_to_nowhere_and_a_name_that_is_no_text_are_reported(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").symlink_to(tmp_path / "gone")
-    with pytest.raises(UserError, match=r"a\.txt cannot be read: No such file"):
-        list_sources(str(tmp_path))
-    (tmp_path / "a.txt").unlink()
-    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.txt")).write_text("x")
-    with pytest.raises(UserError, match="is not valid UTF-8; rename"):
-        list_sources(str(tmp_path))
-
-
-def test_text_is_read_from_other_file_systems_too() -> None:
-    fsspec.filesystem("memory").pipe_file("/shelf/a.txt", b"one\ntwo\n")
-    fsspec.filesystem("memory").pipe_file("/shelf/b.txt", b"three\n")
-    sources = list_sources("memory://shelf")
-    assert [source.name for source in sources] == ["a.txt", "b.txt"]
-    assert documents("memory://shelf", piece_bytes=4) == ["one\ntwo\n", "three\n"]
-
-
-def test_the_built_in_sample_is_english_prose_of_some_size() -> None:
-    sources = list_sources(SAMPLE)
-    assert sum(source.num_bytes for source in sources) > 300_000
-    pieces = cut_pieces([source for source in sources if source.name == "lambda"])
-    (chunk,) = chunks_of(pieces)
-    assert b"Lambda expressions" in chunk.data
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda folder: folder / "missing.txt", "no such file or folder"),
-        (lambda folder: folder, "no text there"),
-        (lambda folder: f"{folder}/*.txt", "no text there"),
-        (lambda folder: "memory://nowhere/at/all", "no such file or folder"),
-    ],
-)
-def test_a_corpus_that_is_not_there_is_reported(tmp_path: Path, make, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        list_sources(str(make(tmp_path)))
-
-
-def test_a_file_that_is_no_text_is_refused_with_its_name_and_place(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"text\0more")
-    with pytest.raises(UserError, match=r"a\.txt holds a zero byte near offset 4"):
-        documents(tmp_path / "a.txt")
-
-
-def test_a_file_that_vanishes_is_reported_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("text")
-    pieces = cut_pieces(list_sources(str(path)))
-    path.unlink()
-    with pytest.raises(UserError, match=r"a\.txt cannot be read: No such file"):
-        chunks_of(pieces)
 
 
 ROWS = ["First document.\nTwo lines.", "", 'Third: naïve 你好, "quoted"', "Fourth " * 50]
@@ -158,6 +65,8 @@ def write_text(path: Path, column: str = "text") -> None:
 
 
 WRITERS = {"jsonl": write_jsonl, "csv": write_csv, "parquet": write_parquet, "txt": write_text}
+
+
 COMPRESSORS = {
     "gz": gzip.compress,
     "bz2": bz2.compress,
@@ -192,17 +101,6 @@ def test_compressed_files_say_the_same(tmp_path: Path, kind: str, compression: s
     packed = tmp_path / f"a.{kind}.{compression}"
     packed.write_bytes(COMPRESSORS[compression](plain.read_bytes()))
     assert documents(packed) == documents(plain)
-
-
-def test_a_long_compressed_text_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparklm.text.readers._BLOCK_BYTES", 1000)
-    text = "".join(f"line {number} é\n" for number in range(900)) + "é" * 5000
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text.encode()))
-    assert documents(tmp_path) == [text]
-    chunks = chunks_of(cut_pieces(list_sources(str(tmp_path))))
-    assert len(chunks) > 10
-    assert max(len(chunk.data) for chunk in chunks) <= 2000
-    assert [chunk.ends_document for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
 
 
 @pytest.mark.parametrize(
@@ -242,12 +140,6 @@ def test_parquet_without_the_column_lists_those_there_are(tmp_path: Path) -> Non
         documents(tmp_path)
 
 
-def test_kinds_may_be_mixed_in_one_folder(tmp_path: Path) -> None:
-    for kind, write in WRITERS.items():
-        write(tmp_path / f"a.{kind}")
-    assert len(documents(tmp_path)) == 3 * len(ROWS) + 1
-
-
 @pytest.mark.parametrize("piece_bytes", [3, 7, 1000])
 def test_lines_are_documents_however_the_file_is_cut(tmp_path: Path, piece_bytes: int, monkeypatch) -> None:
     monkeypatch.setattr("sparklm.text.readers.CHUNK_BYTES", 20)
@@ -271,15 +163,6 @@ def test_a_long_line_is_cut_at_spaces(tmp_path: Path) -> None:
     assert all(chunk.data.startswith(b" word") for chunk in chunks[1:])
 
 
-def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("as it was listed")
-    pieces = cut_pieces(list_sources(str(path)))
-    path.write_text("as it is")
-    with pytest.raises(UserError, match=r"a\.txt has changed while it was being read: 16 bytes before, 8 now"):
-        chunks_of(pieces)
-
-
 def test_invalid_utf8_in_a_parquet_column_is_repaired_and_other_types_are_refused(tmp_path: Path) -> None:
     import pyarrow
     import pyarrow.parquet
@@ -301,52 +184,6 @@ def test_a_json_line_that_is_too_long_is_refused_with_its_place(tmp_path: Path, 
     path.write_text('{"text": "fine"}\n{"text": "' + "x" * (1 << 20) + '"}\n')
     with pytest.raises(UserError, match=r"a\.jsonl, byte 17: a line of more than 1 MiB is no document"):
         chunks_of(cut_pieces(list_sources(str(path)), 5000))
-
-
-class BucketFile(fsspec.spec.AbstractBufferedFile):
-    """A file as buckets have them: fetched by ranges."""
-
-    def _fetch_range(self, start: int, end: int) -> bytes:
-        return BUCKET[self.path][start:end]
-
-
-class Bucket(fsspec.AbstractFileSystem):
-    """A file system like that of an object store."""
-
-    protocol = "bucket"
-
-    def ls(self, path: str, detail: bool = True, **options):
-        path = self._strip_protocol(path)
-        names = [name for name in BUCKET if name == path or name.startswith(f"{path}/")]
-        files = [{"name": name, "size": len(BUCKET[name]), "type": "file"} for name in names]
-        return files if detail else names
-
-    def _open(self, path: str, mode: str = "rb", **options) -> BucketFile:
-        return BucketFile(self, path, mode, size=len(BUCKET[path]))
-
-
-BUCKET = {
-    "shelf/a.jsonl": b'{"text": "first"}\n{"text": "second"}\n',
-    "shelf/b.txt": b"line of text\n" * 500,
-    "shelf/c.csv.gz": gzip.compress(b"text\nthird\n"),
-    "shelf/.hidden/d.txt": b"not this",
-}
-
-
-@pytest.mark.parametrize("address", ["bucket://shelf", "bucket://shelf/"])
-def test_files_in_a_bucket_are_read_in_pieces(address: str) -> None:
-    fsspec.register_implementation("bucket", Bucket, clobber=True)
-    sources = list_sources(address)
-    assert [source.name for source in sources] == ["a.jsonl", "b.txt", "c.csv.gz"]
-    texts: dict[str, str] = {}
-    for chunk in chunks_of(cut_pieces(sources, 1000)):
-        texts[chunk.document] = texts.get(chunk.document, "") + chunk.data.decode()
-    assert list(texts.values()) == ["first", "second", "line of text\n" * 500, "third"]
-
-
-def test_the_last_word_of_a_compressed_file_stays_whole(tmp_path: Path) -> None:
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"say hello"))
-    assert [chunk.data for chunk in chunks_of(cut_pieces(list_sources(str(tmp_path))))] == [b"say hello"]
 
 
 @pytest.mark.parametrize(
@@ -378,3 +215,84 @@ def test_an_empty_csv_is_no_document(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"")
     (tmp_path / "b.csv").write_bytes(b"text\nwords\n")
     assert documents(tmp_path) == ["words"]
+
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
+
+
+def read_poems(piece: Piece, text_column: str, counts: Counter[str]) -> Iterator[Chunk]:
+    """Poems, with an empty line between them."""
+    with open_piece(piece) as file:
+        data = file.read()
+    counts["read_bytes"] += len(data)
+    for number, poem in enumerate(data.split(b"\n\n")):
+        yield make_chunk(f"{piece.name}:{number}", poem)
+
+
+@pytest.fixture
+def poems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of poems, in a format that sparklm learns by one entry."""
+    poems = FileFormat(
+        holds="poems",
+        document="a poem",
+        read=read_poems,
+        endings=("poems",),
+        aliases=("rhymes",),
+        can_be_entered=False,
+        keeps_documents_apart=True,
+    )
+    monkeypatch.setitem(FORMATS, "poetry", poems)
+    (tmp_path / "shelf").mkdir()
+    (tmp_path / "shelf" / "a.poems").write_text("roses are red\n\nviolets are blue")
+    (tmp_path / "shelf" / "b.txt").write_text("prose")
+    return tmp_path / "shelf"
+
+
+def test_a_registered_format_is_found_by_its_ending_and_read_whole(poems: Path) -> None:
+    sources = list_sources(str(poems))
+    assert [(source.name, source.format) for source in sources] == [("a.poems", "poetry"), ("b.txt", "text")]
+    (piece,) = cut_pieces(sources[:1], piece_bytes=3)
+    assert [chunk.data for chunk in read_chunks(piece, "text")] == [b"roses are red", b"violets are blue"]
+
+
+def test_a_registered_format_becomes_a_dataset(poems: Path, tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path / "dataset"))
+    data = DataConfig(corpus=str(poems), tokenizer="byte", window_size=4, validation_fraction=0)
+    manifest = prepare(data, CleaningConfig(), folder, InProcess())
+    assert manifest.counts.documents == 3
+    assert manifest.counts.read_bytes == manifest.counts.input_bytes
+    dataset = open_dataset(folder)
+    tokens = dataset.train.read(0, len(dataset.train)).tolist()
+    assert dataset.tokenizer.decode(tokens) == "roses are redviolets are blueprose"
+    assert not dataset.has_document_windows(data)
+
+
+def test_a_registered_format_is_a_setting_and_is_suggested(poems: Path, tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path / "dataset"))
+    data = DataConfig(corpus=str(poems), format="poetry", tokenizer="byte", window_size=4)
+    assert not data.is_table
+    prepare(data, CleaningConfig(), folder, InProcess())
+    assert open_dataset(folder).has_document_windows(data)
+    assert "poetry" in format_names()
+    with pytest.raises(ValidationError, match="format 'rhymes' is unknown; did you mean poetry"):
+        DataConfig(corpus=str(poems), format="rhymes")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("txt", "text"), ("md", "text"), ("line", "lines"), ("ids", "tokens"), ("token", "tokens"), ("ndjson", "jsonl")],
+)
+def test_endings_and_other_names_are_understood(name: str, meant: str) -> None:
+    assert suggested_format(name) == meant
+
+
+@pytest.mark.parametrize("name", ["auto", "text", "csv", "orc", "delta"])
+def test_names_that_are_right_or_spark_s_own_suggest_nothing(name: str) -> None:
+    assert suggested_format(name) is None
+
+
+@pytest.mark.parametrize("name", [name for name, file_format in FORMATS.items() if file_format.endings])
+def test_the_guide_says_of_every_ending_what_a_document_is(name: str) -> None:
+    file_format = FORMATS[name]
+    endings = ", ".join(f"`.{ending}`" for ending in file_format.endings)
+    assert re.search(rf"^\| {re.escape(endings)}[^|]*\| {file_format.document}\b", GUIDE.read_text(), re.MULTILINE)

@@ -1,0 +1,64 @@
+"""Placements and watchers that go wrong on purpose, or do their work in another order."""
+
+from __future__ import annotations
+
+from sparklm.placement.in_process import InProcess
+from sparklm.placement.protocol import EpochWork, Placement
+from sparklm.progress.watcher import Watcher
+from sparklm.training.phases import StepProgress
+from sparklm.training.sync.storage import train_by_storage
+from tests.conftest import RecordingWatcher
+
+
+class DiesAfter:
+    """A placement whose machines go away after some rounds."""
+
+    def __init__(self, rounds: int, placement: Placement | None = None) -> None:
+        self._placement, self._left = placement or InProcess(), rounds
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._placement, name)
+
+    @property
+    def watcher(self) -> Watcher:
+        return self._placement.watcher
+
+    @watcher.setter
+    def watcher(self, watcher: Watcher) -> None:
+        self._placement.watcher = watcher
+
+    def train(self, run, rounds, protect):
+        done = rounds[: self._left]
+        work = self._placement.train(run, done, protect) if done else EpochWork()
+        self._left -= len(done)
+        if len(done) < len(rounds):
+            raise ConnectionError("the machines are gone")
+        return work
+
+
+class ByStorage(InProcess):
+    """Syncs by storage without Spark: the tasks run here, one after another, in whatever order is asked for."""
+
+    def __init__(self, order=lambda numbers: numbers) -> None:
+        super().__init__()
+        self.order = order
+
+    def train(self, run, rounds, protect):
+        def run_tasks(work, orders, title):
+            answers = {number: work(orders[number]) for number in self.order(range(len(orders)))}
+            return [answers[number] for number in range(len(orders))]
+
+        return EpochWork(reduce_seconds=train_by_storage(run, rounds, run_tasks, protect=protect))
+
+
+class StopsAfter(RecordingWatcher):
+    """Turns the machine off at a step."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.last = step
+
+    def step_done(self, progress: StepProgress) -> None:
+        super().step_done(progress)
+        if progress.step == self.last:
+            raise ConnectionError("the machine is gone")

@@ -1,0 +1,113 @@
+"""Generation: sampling, prompts and seeds."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from sparklm.errors import UserError
+from sparklm.inference.generate import (
+    Sampling,
+    choose_token,
+    encode_prompt,
+    generate_text,
+    generate_tokens,
+)
+from sparklm.inference.predict import predict_next
+from sparklm.models.model_zip import TrainedModel, load_model
+from tests.conftest import run_job, tiny_config
+
+
+@pytest.fixture(scope="module")
+def trained(finished_run: Path) -> TrainedModel:
+    return load_model(str(finished_run / "model.zip"))
+
+
+def test_the_same_seed_gives_the_same_text_and_another_does_not(trained: TrainedModel) -> None:
+    texts = [generate_text(trained, "The quick", 40, Sampling(seed=seed, temperature=1.0)).text for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+    assert texts[0].startswith("The quick")
+
+
+def test_a_long_prompt_is_whole_in_the_text_though_the_model_sees_its_end(trained: TrainedModel) -> None:
+    generated = generate_text(trained, "x" * 40, 3, Sampling(temperature=0))
+    assert generated.text.startswith("x" * 40)
+    assert "24 tokens longer than the context of 16" in generated.note
+
+
+def test_generation_goes_on_beyond_the_context(trained: TrainedModel) -> None:
+    context_length = trained.model.shape.context_length
+    prompt, note = encode_prompt(trained, "x" * (context_length + 9))
+    assert len(prompt) == context_length
+    assert "9 tokens longer" in note
+    never_ends = copy.deepcopy(trained.model)
+    with torch.no_grad():  # the end of the text scores as the opposite of what follows "x"
+        hidden = never_ends.features(torch.tensor([prompt]))[0].mean(0)
+        never_ends.model.embed_tokens.weight[trained.tokenizer.end_of_text] = -1e3 * hidden
+    endless = TrainedModel(model=never_ends, tokenizer=trained.tokenizer)
+    tokens = list(generate_tokens(endless, prompt, 3 * context_length, Sampling(temperature=0)))
+    assert len(tokens) == 3 * context_length
+
+
+def test_an_empty_prompt_begins_a_document(trained: TrainedModel) -> None:
+    assert encode_prompt(trained, "") == ([trained.tokenizer.end_of_text], None)
+
+
+def test_without_temperature_the_likeliest_token_is_taken(trained: TrainedModel) -> None:
+    prompt, _ = encode_prompt(trained, "The quick")
+    (token,) = generate_tokens(trained, prompt, 1, Sampling(temperature=0))
+    assert token == predict_next(trained, prompt, 1)[0].token_id
+
+
+def _drawn(sampling: Sampling) -> set[int]:
+    scores = torch.log(torch.tensor([0.1, 0.5, 0.3, 0.1]))
+    generator = torch.Generator().manual_seed(0)
+    return {choose_token(scores, sampling, generator) for _ in range(200)}
+
+
+def test_top_k_and_top_p_limit_the_choice() -> None:
+    assert _drawn(Sampling(temperature=1.0)) == {0, 1, 2, 3}
+    assert _drawn(Sampling(temperature=1.0, top_k=2)) == {1, 2}
+    assert _drawn(Sampling(temperature=1.0, top_p=0.6)) == {1, 2}
+    assert _drawn(Sampling(temperature=1.0, top_p=0.5)) == {1}
+    assert _drawn(Sampling(temperature=1.0, top_p=0.0001)) == {1}
+    assert _drawn(Sampling(temperature=1e-9)) == {1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": -1.0}, "temperature -1.0 must be 0 or more"),
+        ({"temperature": math.nan}, "temperature nan"),
+        ({"top_k": 0}, "top-k 0 must be at least 1"),
+        ({"top_p": 0.0}, "top-p 0.0 must be above 0"),
+        ({"seed": 2**64}, "seed 18446744073709551616 must be"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Sampling(**settings)
+
+
+def test_a_prompt_that_is_no_text_is_refused(trained: TrainedModel) -> None:
+    with pytest.raises(UserError, match="not valid UTF-8"):
+        encode_prompt(trained, "\udcff")
+
+
+def test_drawing_follows_the_probabilities() -> None:
+    scores = torch.log(torch.tensor([0.2, 0.8]))
+    generator = torch.Generator().manual_seed(0)
+    share = sum(choose_token(scores, Sampling(temperature=1.0), generator) for _ in range(2000)) / 2000
+    assert share == pytest.approx(0.8, abs=0.03)
+
+
+def test_a_prompt_with_unknown_characters_stays_whole_and_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("abc " * 200)
+    run_job(tiny_config(tmp_path / "a.txt", "data.tokenizer=char"), tmp_path / "run")
+    generated = generate_text(load_model(str(tmp_path / "run")), "a€b日", 4, Sampling(temperature=0))
+    assert generated.text.startswith("a€b日")
+    assert generated.note == "2 tokens of the prompt are unknown to this model"

@@ -1,0 +1,65 @@
+"""The whole job: what it makes, copies and refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparklm.errors import UserError
+from tests.conftest import RecordingWatcher, run_job, tiny_config
+from tests.placements import DiesAfter
+
+
+def test_an_output_that_cannot_be_written_is_told_before_training(corpus_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="is not a folder"):
+        run_job(tiny_config(corpus_file, f"output.model={tmp_path}/file/model.zip"), tmp_path / "run", DiesAfter(0))
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_output_that_is_a_folder_gets_the_file_inside(corpus_file: Path, tmp_path: Path) -> None:
+    result = run_job(tiny_config(corpus_file, f"output.text={tmp_path}"), tmp_path / "run")
+    assert (tmp_path / "sample.txt").read_text().strip() == result.sample.strip()
+
+
+def test_a_long_prompt_is_said_to_be_cut(corpus_file: Path, tmp_path: Path) -> None:
+    watcher = RecordingWatcher()
+    result = run_job(
+        tiny_config(corpus_file, "generation.prompt=The man starts with a hat"), tmp_path / "run", watcher=watcher
+    )
+    assert result.sample.startswith("The man starts with a hat")
+    assert any("longer than the context" in note for note in watcher.notes)
+
+
+def test_a_prepared_dataset_can_be_the_corpus(finished_run: Path, tmp_path: Path) -> None:
+    run_job(tiny_config(finished_run / "dataset"), tmp_path / "run")
+    assert (tmp_path / "run" / "model.zip").read_bytes() == (finished_run / "model.zip").read_bytes()
+    assert not (tmp_path / "run" / "dataset").exists()
+
+
+def test_a_folder_with_other_things_in_it_is_no_place_for_a_run(corpus_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"is not empty and holds no run \(notes\.txt is there\)"):
+        run_job(tiny_config(corpus_file), tmp_path)
+    with pytest.raises(UserError, match="is a file; a run needs a folder of its own"):
+        run_job(tiny_config(corpus_file), tmp_path / "notes.txt")
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_run_without_a_checkpoint_says_that_it_starts_again(corpus_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConnectionError):
+        run_job(tiny_config(corpus_file), tmp_path / "run", DiesAfter(0))
+    watcher = RecordingWatcher()
+    run_job(tiny_config(corpus_file), tmp_path / "run", watcher=watcher)
+    assert any("no checkpoint yet" in note for note in watcher.notes)
+
+
+def test_copies_go_where_the_config_says(corpus_file: Path, tmp_path: Path) -> None:
+    outputs = {"model": "m/x.zip", "metrics": "c/y.csv", "statistics": "s.txt", "text": "t.txt"}
+    config = tiny_config(corpus_file, *(f"output.{key}={tmp_path / name}" for key, name in outputs.items()))
+    result = run_job(config, tmp_path / "run")
+    originals = {"model": "model.zip", "metrics": "metrics.csv", "statistics": "stats.txt", "text": "sample.txt"}
+    for key, name in outputs.items():
+        assert (tmp_path / name).read_bytes() == (tmp_path / "run" / originals[key]).read_bytes()
+        assert str(tmp_path / name) in result.files

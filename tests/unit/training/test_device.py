@@ -1,0 +1,44 @@
+"""Device and precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from sparklm.errors import UserError
+from sparklm.models.model_zip import load_model
+from sparklm.storage import Folder
+from sparklm.training import device
+from sparklm.training.device import check_precision, choose_device
+from sparklm.training.metrics import read_metrics
+from tests.conftest import run_job, tiny_config
+
+
+def test_the_device_is_what_was_asked_for() -> None:
+    assert choose_device("cpu").type == "cpu"
+    assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match="torch finds no GPU here"):
+            choose_device("cuda")
+
+
+def test_bfloat16_is_refused_where_it_would_be_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "has_fast_bfloat16", lambda: False)
+    with pytest.raises(UserError, match=r"no bfloat16 arithmetic .* use 'fp32', or a GPU"):
+        check_precision("bf16", torch.device("cpu"))
+    check_precision("fp32", torch.device("cpu"))
+    check_precision("bf16", torch.device("cuda"))
+
+
+def test_bfloat16_keeps_weights_in_float32(monkeypatch: pytest.MonkeyPatch, corpus_file: Path, tmp_path: Path) -> None:
+    monkeypatch.setattr(device, "has_fast_bfloat16", lambda: True)
+    config = tiny_config(corpus_file, "training.precision=bf16", "training.max_steps=3")
+    run_job(config, tmp_path / "run")
+    plain = run_job(tiny_config(corpus_file, "training.max_steps=3"), tmp_path / "plain")
+    trained = load_model(str(tmp_path / "run")).model
+    assert all(tensor.dtype == torch.float32 for tensor in trained.state_dict().values())
+    (record,) = read_metrics(Folder(str(tmp_path / "run")))
+    assert record.TrainingLoss == pytest.approx(plain.records[0].TrainingLoss, rel=0.02)
+    assert record.TrainingLoss != plain.records[0].TrainingLoss

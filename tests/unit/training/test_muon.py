@@ -1,0 +1,37 @@
+"""Muon."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from sparklm.training.muon import Muon, orthogonalise
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 4, 16), (2, 16, 4)])
+def test_orthogonalising_keeps_directions_and_evens_out_their_sizes(shape: tuple[int, ...]) -> None:
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    result = orthogonalise(matrices)
+    values = torch.linalg.svdvals(result)
+    assert ((values > 0.3) & (values < 1.3)).all()
+    left, _, right = torch.linalg.svd(matrices, full_matrices=False)
+    aligned = left.mT @ result @ right.mT
+    assert torch.allclose(aligned, torch.diag_embed(aligned.diagonal(dim1=1, dim2=2)), atol=1e-6)
+
+
+def test_muon_takes_matrices_of_one_shape_together_and_one_by_one_alike() -> None:
+    generator = torch.Generator().manual_seed(0)
+    starts, gradients = torch.randn(2, 4, 6, generator=generator), torch.randn(2, 4, 6, generator=generator)
+    together = [nn.Parameter(start.clone()) for start in starts]
+    alone = [nn.Parameter(start.clone()) for start in starts]
+    optimizers = [Muon(group, lr=0.1, momentum=0.9, weight_decay=0.1) for group in (together, alone[:1], alone[1:])]
+    for parameters in (together, alone):
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.clone()
+    for optimizer in optimizers:
+        optimizer.step()
+    for one, other, start in zip(together, alone, starts, strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+        update = (one.detach() - start * (1 - 0.1 * 0.1)) / 0.1
+        assert 0.1 < update.square().mean().sqrt() < 0.3  # as large as AdamW's updates
