@@ -1,23 +1,36 @@
 # make run     set up, then train on the built-in sample        make setup   set up alone
-# make test    run the tests                                    make lint    style and types
+# make test    every test but the long ones                     make test-fast   those without Spark or a subprocess
 # make test-long   the long matrices: every loss of a process by every exchange; TIMES=10 repeats them
+# make lint    style and types       make format   put the style right       make docs   renew the tables in docs/
+# make golden  hashes of a matrix of trainings; COMPARE=before.txt compares them with earlier ones
 PYTHON ?= python3
 VENV   := .venv
 MLFLOW := .venv-mlflow
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+# One torch thread in each process of the tests, or torch crawls.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: run test test-long lint format setup clean
+.PHONY: run test test-fast test-long golden docs lint format setup clean
 
 run: $(VENV)/.installed
 	$(BIN)/sparklm train $(ARGS)
 
-# Three processes, each with a Spark session of its own: on two cores, as tests mostly wait. One thread each, or torch crawls.
+# Three processes, each with a Spark session of its own: on two cores, as tests mostly wait.
 test: $(VENV)/.installed-dev $(MLFLOW)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
+	$(PYTEST) -n 3 --dist loadgroup $(ARGS)
+
+test-fast: $(VENV)/.installed-dev
+	$(PYTEST) -n 2 -m 'not long and not spark and not process' $(ARGS)
 
 test-long: $(VENV)/.installed-dev
-	for time in $$(seq $(or $(TIMES),1)); do $(BIN)/python -m pytest -m 'long or spark' tests/faults tests/cluster tests/unit/test_memory.py || exit 1; done
+	for time in $$(seq $(or $(TIMES),1)); do $(BIN)/python -m pytest -m 'long or spark' tests/faults tests/cluster tests/unit/training/test_memory.py || exit 1; done
+
+golden: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.golden $(if $(COMPARE),--compare $(COMPARE))
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/python docs/tables.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -41,7 +54,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) -e '.[lint,test]'
 	touch $@
 
-# The tests' MLflow server: it does not go together with our own pins.
+# The tests' MLflow server: it does not go together with our own pins. It needs no torch.
 $(MLFLOW)/.installed: tests/servers/mlflow-requirements.txt
 	test -x $(MLFLOW)/bin/python || $(PYTHON) -m venv $(MLFLOW)
 	$(MLFLOW)/bin/pip install --quiet --disable-pip-version-check --no-deps -r $<

@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import Protocol
 
 from sparklm.config import Config
+from sparklm.models.registry import ARCHITECTURES
+from sparklm.text.formats import FORMATS
 from sparklm.training.metrics import COLUMNS
+from sparklm.training.optim import OPTIMIZERS
 
 WIDTH = 119
 _BLOCK = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -72,9 +75,22 @@ def columns() -> str:
     return table(("column", "unit", "what it is"), rows)
 
 
+def formats() -> str:
+    """The file formats that need no Spark."""
+    rows = (
+        (f"`{name}`", ", ".join(f"`.{ending}`" for ending in entry.endings), entry.document)
+        for name, entry in FORMATS.items()
+        if entry.is_setting
+    )
+    return table(("`data.format`", "found by the ending", "a document is"), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "settings": settings,
     "columns": columns,
+    "architectures": lambda: described("architecture", ARCHITECTURES),
+    "optimizers": lambda: described("optimizer", OPTIMIZERS),
+    "formats": formats,
 }
 
 

@@ -6,7 +6,6 @@ still missing.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from sparklm.text.prepare import check_corpus, is_unchanged, prepare
 from sparklm.text.shards import Dataset, Manifest, is_dataset, open_dataset
 from sparklm.text.windows import DocumentWindows
 from sparklm.training.checkpoint.commit import latest_step
+from sparklm.training.device import replica_threads
 from sparklm.training.fit import fit
 from sparklm.training.heartbeat import clear_beats
 from sparklm.training.metrics import METRICS, EpochRecord
@@ -232,18 +232,6 @@ def _replicas(config: Config) -> str:
     every = distributed.sync_every_steps
     when = "every step" if every == 1 else f"every {every} steps"
     return f"{distributed.replicas} replicas that sync {when} ({distributed.strategy}), "
-
-
-def replica_threads(config: Config, placement: Placement) -> int:
-    """Decide the threads of a replica once; results depend on it, so the run keeps it."""
-    from_environment = os.environ.get("OMP_NUM_THREADS", "")
-    if config.training.threads is not None:
-        return config.training.threads
-    return (
-        int(from_environment)
-        if from_environment.isdecimal() and from_environment != "0"
-        else placement.default_threads(config.distributed.replicas)
-    )
 
 
 def _write_report(run: Folder, watcher: Watcher) -> None:

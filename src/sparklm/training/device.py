@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
 
 from sparklm.errors import UserError
+
+if TYPE_CHECKING:
+    from sparklm.config import Config
+    from sparklm.placement.protocol import Placement
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -30,6 +35,15 @@ def check_precision(precision: str, device: torch.device) -> None:
 def has_fast_bfloat16() -> bool:
     """Whether this processor multiplies bfloat16 numbers itself."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def replica_threads(config: Config, placement: Placement) -> int:
+    """The CPU threads of a replica: decided once, as results depend on it and a run keeps it."""
+    if config.training.threads is not None:
+        return config.training.threads
+    from_environment = os.environ.get("OMP_NUM_THREADS", "")
+    is_set = from_environment.isdecimal() and from_environment != "0"
+    return int(from_environment) if is_set else placement.default_threads(config.distributed.replicas)
 
 
 def use_threads(threads: int) -> None:

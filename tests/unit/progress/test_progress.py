@@ -55,8 +55,8 @@ class Remembers:
 def rounds_of(epoch: int) -> list[Round]:
     first = 10 * epoch
     return [
-        Round(epoch=epoch, start=first, stop=first + 4, saves=True, ends_epoch=False),
-        Round(epoch=epoch, start=first + 4, stop=first + 10, saves=True, ends_epoch=True),
+        Round(epoch=epoch, start=first, stop=first + 4, saves=True, starts_epoch=True, ends_epoch=False),
+        Round(epoch=epoch, start=first + 4, stop=first + 10, saves=True, starts_epoch=False, ends_epoch=True),
     ]
 
 

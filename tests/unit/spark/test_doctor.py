@@ -104,7 +104,7 @@ def test_a_missing_package_and_another_version_are_named_with_their_host() -> No
 
 
 def test_machines_are_listed_once() -> None:
-    assert judge_hosts([process("a"), process("a"), process("b")]).seen == "a: 4 cores, 16.0 GiB, b: 4 cores, 16.0 GiB"
+    assert judge_hosts([process("a"), process("a"), process("b")]).seen == "a: 4 cores, 16 GiB, b: 4 cores, 16 GiB"
 
 
 def test_memory_is_judged_by_the_fullest_machine_or_the_overhead() -> None:

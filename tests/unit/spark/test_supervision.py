@@ -32,21 +32,21 @@ def progress(step: int) -> StepProgress:
 
 def failing(run: Folder, replica: int, error: BaseException) -> None:
     heartbeat = Heartbeat(run, replica, step=7)
-    with pytest.raises(type(error)), heartbeat.telling_failures():
+    with pytest.raises(type(error)), heartbeat.reporting_failures():
         raise error
 
 
 def test_progress_is_passed_on_once_for_each_step(run: Folder) -> None:
-    clock, told = Clock(), []
-    supervisor = Supervisor(run, 2, 60, told.append, clock)
+    clock, passed_on = Clock(), []
+    supervisor = Supervisor(run, 2, 60, passed_on.append, clock)
     heartbeat = Heartbeat(run, 0, 0, clock)
     for step in (1, 2):
         clock.now += 2
         heartbeat.step(progress(step))
         supervisor()
         supervisor()
-    assert [(each.step, each.loss, each.tokens) for each in told] == [(1, 0.5, 200), (2, 0.5, 400)]
-    assert told[1].phases == {"fit": 2.0}
+    assert [(each.step, each.loss, each.tokens) for each in passed_on] == [(1, 0.5, 200), (2, 0.5, 400)]
+    assert passed_on[1].phases == {"fit": 2.0}
 
 
 def test_silence_is_borne_for_the_timeout_and_no_longer(run: Folder) -> None:
@@ -62,15 +62,15 @@ def test_silence_is_borne_for_the_timeout_and_no_longer(run: Folder) -> None:
         supervisor()
     clock.now += 7
     with pytest.raises(
-        JobError, match=r"nothing was heard of any replica for 60 s \(distributed.timeout_seconds\)"
-    ) as told:
+        JobError, match=r"no replica has reported anything for 60 s \(distributed.timeout_seconds\)"
+    ) as failure:
         supervisor()
-    explained = supervisor.explain(told.value)
+    explained = supervisor.explain(failure.value)
     assert "replica 1 on" in str(explained)
-    assert "was last heard of at step 600" in str(explained)
+    assert "last reported step 600" in str(explained)
 
 
-def test_replicas_that_never_begin_are_told_as_such(run: Folder) -> None:
+def test_replicas_that_never_begin_are_reported_as_such(run: Folder) -> None:
     clock = Clock()
     supervisor = Supervisor(run, 2, 60, clock=clock)
     supervisor()
@@ -79,7 +79,7 @@ def test_replicas_that_never_begin_are_told_as_such(run: Folder) -> None:
         supervisor()
 
 
-def test_what_a_replica_said_at_its_end_is_told_with_its_name_and_place(run: Folder) -> None:
+def test_the_failure_of_a_replica_is_reported_with_its_name_and_place(run: Folder) -> None:
     supervisor = Supervisor(run, 2, 60)
     Heartbeat(run, 0, step=5)
     failing(run, 1, OSError("the disk is full"))
@@ -101,6 +101,6 @@ def test_what_trying_again_would_not_change_is_raised_as_it_was(run: Folder, err
     assert str(explained) == str(error)
 
 
-def test_a_new_watch_forgets_what_was_said_before(run: Folder) -> None:
+def test_a_new_supervisor_forgets_what_was_reported_before(run: Folder) -> None:
     failing(run, 1, OSError("long ago"))
     assert "long ago" not in str(Supervisor(run, 2, 60).explain(JobError("now")))

@@ -217,7 +217,7 @@ def test_an_empty_csv_is_no_document(tmp_path: Path) -> None:
     assert documents(tmp_path) == ["words"]
 
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "guide.md"
 
 
 def read_poems(piece: Piece, text_column: str, counts: Counter[str]) -> Iterator[Chunk]:

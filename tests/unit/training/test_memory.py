@@ -126,7 +126,7 @@ def test_what_does_not_fit_is_told_with_the_setting_to_use() -> None:
     overhead = room_for_python("yarn", {}, None)
     seen, remedy = compare_with_room(overhead, 1500 * MIB, 2)
     assert seen == (
-        "2 replicas at once need about 3,000 MiB outside the Java heap, but there are 384 MiB "
+        "2 replicas at once need about 2.9 GiB outside the Java heap, but there are 384 MiB "
         "(overhead of spark.executor.memory=1g)"
     )
     assert remedy == "use --set spark.executor.memoryOverhead=3g"
@@ -134,7 +134,7 @@ def test_what_does_not_fit_is_told_with_the_setting_to_use() -> None:
     assert "fewer slots" in compare_with_room(machine, GIB, 2)[1]
     assert "smaller training.batch_size" in compare_with_room(machine, 2 * GIB, 1)[1]
     assert compare_with_room(machine, GIB, 1) == (
-        "a replica needs about 1,024 MiB, and there are 1,024 MiB (free on the machine)",
+        "a replica needs about 1 GiB, and there are 1 GiB (free on the machine)",
         "",
     )
     seen, remedy = compare_with_room(room_for_python("spark://host:7077", {}, None), GIB, 1)

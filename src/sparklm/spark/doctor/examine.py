@@ -99,8 +99,8 @@ def examine(config: Config, run: Folder) -> list[Finding]:
 
 def examine_here(config: Config, run: Folder) -> list[Finding]:
     """Check this process alone, as `--master none` uses no other."""
-    from sparklm.job import replica_threads
     from sparklm.placement.in_process import InProcess
+    from sparklm.training.device import replica_threads
 
     driver = _look_around_here()
     problem, visits = visit_folder(run, lambda orders: [], 0)
@@ -116,7 +116,7 @@ def examine_here(config: Config, run: Folder) -> list[Finding]:
 
 def examine_cluster(config: Config, run: Folder, placement: OnSpark) -> list[Finding]:
     """Check a session that has started, and the executors that it has."""
-    from sparklm.job import replica_threads
+    from sparklm.training.device import replica_threads
 
     context: Any = placement.session.sparkContext
     cluster = wait_for_executors(context)
