@@ -7,78 +7,29 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from sparklm.config import TrainingConfig
 from sparklm.config.resolve import resolve
 from sparklm.errors import UserError
 from sparklm.inference.generate import Sampling, generate_text
 from sparklm.models.build import build_model, count_parameters
-from sparklm.models.cache import Cache
 from sparklm.models.model_zip import load_model
-from sparklm.models.network import EmbeddedModel
-from sparklm.models.registry import ARCHITECTURES, Architecture
-from sparklm.models.shape import ModelShape
 from sparklm.training.memory import estimate_replica_bytes
-from sparklm.training.optim import OPTIMIZERS, OptimizerKind, build_optimizer
+from sparklm.training.optim import build_optimizer
 from tests.conftest import run_job, tiny_config
-
-
-class Bigram(EmbeddedModel):
-    """Sees the last token alone."""
-
-    def __init__(self, shape: ModelShape) -> None:
-        super().__init__(shape, feature_size=shape.width)
-        self.hidden = nn.Linear(shape.embedding_size, shape.width)
-
-    def features(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
-        if cache is not None:
-            cache.length += tokens_BT.shape[1]
-        return F.relu(self.hidden(self.embedding(tokens_BT)))
-
-
-class SignDescent(torch.optim.Optimizer):
-    """Steps of one size, with the last gradient as its state."""
-
-    def __init__(self, parameters, rate: float) -> None:
-        super().__init__(parameters, {"lr": rate})
-
-    @torch.no_grad()
-    def step(self, closure=None) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self.state[parameter]["last"] = parameter.grad.clone()
-                    parameter.sub_(parameter.grad.sign(), alpha=group["lr"])
+from tests.toys import ENTRIES, SETTINGS, Bigram, SignDescent
 
 
 @pytest.fixture
 def toys(monkeypatch: pytest.MonkeyPatch) -> None:
-    bigram = Architecture(
-        description="the last token alone",
-        network=f"{__name__}:Bigram",
-        saved_floats=lambda shape, window: window * 1000,
-        passing_floats=lambda shape, window: window * 10,
-        predicts_embeddings=False,
-    )
-    sign = OptimizerKind(
-        description="steps of one size",
-        build=lambda named, training: [SignDescent(named.values(), training.learning_rate)],
-        state_floats=1,
-        working_floats=1,
-    )
-    monkeypatch.setitem(ARCHITECTURES, "bigram", bigram)
-    monkeypatch.setitem(OPTIMIZERS, "sign", sign)
-
-
-TOYS = ("model.architecture=bigram", "training.optimizer=sign", "model.positions=none")
+    for table, name, entry in ENTRIES:
+        monkeypatch.setitem(table, name, entry)
 
 
 @pytest.mark.usefixtures("toys")
 def test_a_new_architecture_and_a_new_optimizer_are_checked_built_and_estimated() -> None:
-    config = tiny_config(None, *TOYS)
+    config = tiny_config(None, *SETTINGS)
     model = build_model(config, 257)
     assert isinstance(model, Bigram)
     assert count_parameters(config, 257) == sum(parameter.numel() for parameter in model.parameters())
@@ -86,20 +37,20 @@ def test_a_new_architecture_and_a_new_optimizer_are_checked_built_and_estimated(
     assert isinstance(part, SignDescent)
     found = estimate_replica_bytes(config, 257, 0)
     assert found.optimizer == 2 * found.weights
-    longer = estimate_replica_bytes(tiny_config(None, *TOYS, "training.batch_size=100"), 257, 0)
+    longer = estimate_replica_bytes(tiny_config(None, *SETTINGS, "training.batch_size=100"), 257, 0)
     assert longer.activations - found.activations > 4 * 1000 * 16 * 50
-    notes = resolve(assignments=[*TOYS, "model.num_heads=2", "model.feedforward_size=3"]).notes
+    notes = resolve(assignments=[*SETTINGS, "model.num_heads=2", "model.feedforward_size=3"]).notes
     assert notes == [
         "model.feedforward_size is not used: bigram has none",
         "model.num_heads is not used: bigram has no attention",
     ]
     with pytest.raises(UserError, match="embedding does not go with bigram; use lstm, dense, attention or rnn"):
-        resolve(assignments=[*TOYS, "training.objective=embedding", "data.embeddings=random"])
+        resolve(assignments=[*SETTINGS, "training.objective=embedding", "data.embeddings=random"])
 
 
 @pytest.mark.usefixtures("toys")
 def test_a_new_architecture_and_a_new_optimizer_train_and_generate(corpus_file: Path, tmp_path: Path) -> None:
-    config = tiny_config(corpus_file, *TOYS, "training.learning_rate=0.003")
+    config = tiny_config(corpus_file, *SETTINGS, "training.learning_rate=0.003")
     result = run_job(config, tmp_path / "run")
     assert result.records[-1].ValidationLoss < result.records[0].ValidationLoss
     trained = load_model(str(tmp_path / "run"))

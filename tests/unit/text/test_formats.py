@@ -9,8 +9,6 @@ import json
 import lzma
 import os
 import re
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow
@@ -22,11 +20,12 @@ from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
 from sparklm.placement.in_process import InProcess
 from sparklm.storage import Folder
-from sparklm.text.formats import FORMATS, FileFormat, format_names, read_chunks, suggested_format
+from sparklm.text.formats import FORMATS, format_names, read_chunks, suggested_format
 from sparklm.text.prepare import prepare
-from sparklm.text.readers import Chunk, Piece, make_chunk, open_piece
+from sparklm.text.readers import Chunk, Piece
 from sparklm.text.shards import open_dataset
 from sparklm.text.sources import cut_pieces, list_sources
+from tests.toys import POETRY
 
 
 def chunks_of(pieces: list[Piece], text_column: str = "text") -> list[Chunk]:
@@ -220,28 +219,10 @@ def test_an_empty_csv_is_no_document(tmp_path: Path) -> None:
 GUIDE = Path(__file__).parents[3] / "docs" / "guide.md"
 
 
-def read_poems(piece: Piece, text_column: str, counts: Counter[str]) -> Iterator[Chunk]:
-    """Poems, with an empty line between them."""
-    with open_piece(piece) as file:
-        data = file.read()
-    counts["read_bytes"] += len(data)
-    for number, poem in enumerate(data.split(b"\n\n")):
-        yield make_chunk(f"{piece.name}:{number}", poem)
-
-
 @pytest.fixture
 def poems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of poems, in a format that sparklm learns by one entry."""
-    poems = FileFormat(
-        holds="poems",
-        document="a poem",
-        read=read_poems,
-        endings=("poems",),
-        aliases=("rhymes",),
-        can_be_entered=False,
-        keeps_documents_apart=True,
-    )
-    monkeypatch.setitem(FORMATS, "poetry", poems)
+    monkeypatch.setitem(FORMATS, "poetry", POETRY)
     (tmp_path / "shelf").mkdir()
     (tmp_path / "shelf" / "a.poems").write_text("roses are red\n\nviolets are blue")
     (tmp_path / "shelf" / "b.txt").write_text("prose")
