@@ -82,7 +82,7 @@ class InProcess:
         return SessionFacts()
 
     def stop(self) -> None:
-        """Nothing was taken."""
+        """There is no session."""
 
 
 def usable_cores() -> int:

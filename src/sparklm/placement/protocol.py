@@ -84,4 +84,4 @@ class Placement(Protocol):
         """What the work runs on."""
 
     def stop(self) -> None:
-        """Give back what was taken."""
+        """End the session."""

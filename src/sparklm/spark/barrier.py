@@ -13,7 +13,7 @@ from sparklm.training.sync.rounds import Round
 
 
 class RankOrder(BaseModel):
-    """What every task of a barrier stage is told."""
+    """The order for every task of a barrier stage."""
 
     run: Run
     rounds: Sequence[Round]

@@ -113,7 +113,7 @@ def check_master(master: str) -> None:
 
 
 def event_log_properties(address: str | None) -> dict[str, str]:
-    """Give the settings for an event log in a folder, and make the folder: Spark does not start without it.
+    """The settings for an event log in a folder, which is made: Spark does not start without it.
 
     The form of the log is Spark's own default, which its history server reads.
     """

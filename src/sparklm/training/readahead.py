@@ -11,7 +11,7 @@ Batch = TypeVar("Batch")
 
 
 def read_ahead(read: Callable[[int], Batch], start: int, stop: int, ahead: int) -> Generator[Batch]:
-    """Give `read(step)` for every step from start to stop, with up to `ahead` of them done before they are asked for.
+    """`read(step)` for every step from start to stop, with up to `ahead` of them done before they are asked for.
 
     What goes wrong while reading is raised where the batch is taken.
 

@@ -28,7 +28,7 @@ _LONGEST_SAMPLE = 24  # tokens: more would take a percent of an epoch of some se
 
 
 class EvaluateOrder(BaseModel):
-    """What the task that evaluates a replica's share is told."""
+    """The order to evaluate a replica's share."""
 
     run: Run
     epoch: int
@@ -38,7 +38,7 @@ class EvaluateOrder(BaseModel):
 
 
 class EvaluateAnswer(BaseModel):
-    """What it answers."""
+    """Its answer."""
 
     log: EpochSnapshot
     validation: Tally
@@ -61,7 +61,7 @@ class EpochEnd(BaseModel):
 
 
 class ModelOrder(BaseModel):
-    """What the task that writes the model is told."""
+    """The order to write the model."""
 
     run: Run
     step: int

@@ -46,7 +46,7 @@ _MOST_SLICES = 64
 
 
 class RoundOrder(BaseModel):
-    """What the task of a replica is told."""
+    """The order for one replica's round."""
 
     run: Run
     round: Round
@@ -54,7 +54,7 @@ class RoundOrder(BaseModel):
 
 
 class RoundAnswer(BaseModel):
-    """What the task of a replica answers."""
+    """Its answer."""
 
     files: ReplicaFiles
     shared: SavedFile | None
@@ -63,7 +63,7 @@ class RoundAnswer(BaseModel):
 
 
 class MeanOrder(BaseModel):
-    """What the task of a slice is told."""
+    """The order for the mean of one slice."""
 
     run_url: str
     step: int

@@ -33,7 +33,7 @@ def model_bytes(config, run: Path, placement=None, watcher=None) -> bytes:
 
 
 def naive_training(config, run: Path) -> dict[str, torch.Tensor]:
-    """All replicas in one plain loop, written without any of the code under test but the model and the optimiser."""
+    """All replicas in one plain loop, written without any of the code under test but the model and the optimizer."""
     torch.set_num_threads(1)
     dataset = read_run(Folder(str(run))).open_dataset()
     plan, size = make_plan(config, dataset), config.data.window_size
