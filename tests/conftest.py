@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -120,6 +121,20 @@ class RecordingWatcher(Watcher):
 
     def warn(self, text: str) -> None:
         self.notes.append(text)
+
+
+@pytest.fixture(autouse=True)
+def processes_are_marked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only tests marked `spark` or `process` start processes (but git), so that `make test-fast` can leave them out."""
+    if any(request.node.get_closest_marker(name) for name in ("spark", "process")):
+        return
+    start = subprocess.Popen.__init__
+
+    def refuse(self, arguments, *more, **options):
+        assert arguments[0] == "git", f"{arguments} is started: mark the test with `process`"
+        start(self, arguments, *more, **options)
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from sparklm.storage import Folder
-from sparklm.training.run import latest_step
+from sparklm.training.checkpoint.commit import latest_step
 from tests.conftest import STRATEGIES, TINY, run_job, tiny_config
 
 pytestmark = pytest.mark.spark

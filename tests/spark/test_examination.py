@@ -57,7 +57,7 @@ def test_the_probe_does_not_need_sparklm_on_the_worker(on_spark: OnSpark) -> Non
 def test_memory_is_checked_before_a_job(on_spark: OnSpark) -> None:
     assert "free on the machine" in check_executor_memory(on_spark.session, tiny_config(None), 257, 1, 2**29)
     huge = tiny_config(None, "model.width=65536", "model.num_layers=64")
-    with pytest.raises(UserError, match=r"a replica needs about .* GiB .*, but there are .*; use a smaller"):
+    with pytest.raises(UserError, match=r"a replica needs about .* TiB .*, but there are .*; use a smaller"):
         check_executor_memory(on_spark.session, huge, 257, 1, 2**29)
 
 

@@ -140,6 +140,7 @@ def test_the_event_log_holds_every_job_under_its_name(logged: Path) -> None:
     starts = [event["Properties"] for event in events if event["Event"] == "SparkListenerJobStart"]
     assert [start["spark.job.description"] for start in starts] == [
         "sparklm: prepare, tokenise into shards: 1",
+        "sparklm: measure workers",
         "sparklm: epoch 1, steps 0 to 4",
         "sparklm: epoch 1, evaluation",
         "sparklm: write the model",
