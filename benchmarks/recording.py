@@ -40,7 +40,7 @@ from sparklm.placement.start import in_process
 from sparklm.progress.status import StatusFile, View
 from sparklm.progress.terminal import PlainView
 from sparklm.progress.tracker import Tracker
-from sparklm.report.exporters.tensorboard import TensorBoard
+from sparklm.report.exporters.base import SafeExporter
 from sparklm.storage import Folder
 from sparklm.training import recorder, tasks
 from sparklm.training.epoch_log import EpochLog
@@ -122,7 +122,7 @@ def time_inside(config: Config, steps: int) -> str:
         ("progress, status.json", Tracker, "step_done"),
         ("samples", tasks, "_generate_sample"),
         ("files of records", recorder, "write_lines"),
-        ("event files", TensorBoard, "send"),
+        ("event files", SafeExporter, "epoch"),
     )
     with contextlib.ExitStack() as patches:
         for name, owner, function in places:
