@@ -10,7 +10,6 @@ and the workers together, for the amount given and for four times as much. Nothi
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import statistics
 import subprocess
@@ -22,10 +21,13 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from measuring import spark_settings
+from reporting import make_parser
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-from sparklm.config import CleaningConfig, DataConfig, SparkConfig
-from sparklm.spark.placement import OnSpark
+from sparklm.config import CleaningConfig, DataConfig
+from sparklm.placement.protocol import Placement
+from sparklm.placement.start import started
 from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset
@@ -37,7 +39,7 @@ WINDOW_SIZE = 1024
 
 
 def measure(work: Callable[[], object], amount: float, repeats: int) -> tuple[float, float, float]:
-    """Give the median, lowest and highest rate."""
+    """The median, lowest and highest rate."""
     rates = []
     for _ in range(repeats):
         began = time.perf_counter()
@@ -51,7 +53,7 @@ def row(name: str, rates: tuple[float, float, float], unit: str, note: str = "")
 
 
 def encode_on_one_core(texts: list[str], repeats: int) -> float:
-    """Compare encoding alone; give the peer's rate."""
+    """Compare encoding alone; return the peer's rate."""
     tokenizer = make_tokenizer("bpe", [text[:100_000] for text in texts], 16_384)
     peer = HuggingFaceTokenizer.from_str(tokenizer.to_json())
     peer.encode_special_tokens = True
@@ -72,7 +74,7 @@ def encode_on_one_core(texts: list[str], repeats: int) -> float:
     return peer_rates[0]
 
 
-def prepare_on_spark(folder: Path, megabytes: float, repeats: int, peer_rate: float, spark: OnSpark) -> Folder:
+def prepare_on_spark(folder: Path, megabytes: float, repeats: int, peer_rate: float, spark: Placement) -> Folder:
     place = Folder(tempfile.mkdtemp(dir=folder.parent))
     data = DataConfig(corpus=str(folder))
     rates = []
@@ -111,7 +113,7 @@ def read_windows(dataset_folder: Folder, repeats: int) -> None:
 
 
 def peak_memory(corpus: Path) -> float:
-    """Prepare a corpus in a process of its own; give the largest sum of its and its children's memory, in MB.
+    """Prepare a corpus in a process of its own; return the largest sum of its and its children's memory, in MB.
 
     Memory that processes share is divided among them.
     """
@@ -152,7 +154,7 @@ def compare_memory(folder: Path, everything: bytes, megabytes: int, repeats: int
 
 
 def write_copies(folder: Path, everything: bytes, megabytes: int) -> float:
-    """Write a text again and again until there is enough; give how many MB that is."""
+    """Write a text again and again until there is enough; return how many MB that is."""
     folder.mkdir(parents=True)
     copies = -(-megabytes * 10**6 // len(everything))
     for number in range(copies):
@@ -161,7 +163,7 @@ def write_copies(folder: Path, everything: bytes, megabytes: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--megabytes", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=3)
@@ -175,12 +177,11 @@ def main() -> None:
             compare_memory(Path(temporary), everything, given.megabytes, given.repeats)
             return
         peer_rate = encode_on_one_core(texts, given.repeats)
-        spark = OnSpark(SparkConfig(master="local[2]", properties={"spark.ui.enabled": "false"}))
         corpus = Path(temporary, "corpus")
-        size = write_copies(corpus, everything, given.megabytes)
-        dataset = prepare_on_spark(corpus, size, given.repeats, peer_rate, spark)
-        read_windows(dataset, given.repeats)
-        spark.stop()
+        with started(spark_settings("local[2]")) as spark:
+            size = write_copies(corpus, everything, given.megabytes)
+            dataset = prepare_on_spark(corpus, size, given.repeats, peer_rate, spark)
+            read_windows(dataset, given.repeats)
 
 
 if __name__ == "__main__":

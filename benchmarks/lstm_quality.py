@@ -21,18 +21,19 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from measuring import prepare_here, training_seconds
+from reporting import make_parser
 from rich.console import Console
 
 from sparklm import job
-from sparklm.config import CleaningConfig, DataConfig
+from sparklm.config import DataConfig
 from sparklm.config.resolve import resolve
 from sparklm.evaluation import CorpusEvaluation, evaluate_corpus
 from sparklm.models.model_zip import load_model
-from sparklm.placement.in_process import InProcess
+from sparklm.placement.start import in_process
 from sparklm.progress.terminal import console_view
 from sparklm.progress.tracker import Tracker
 from sparklm.storage import Folder
-from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset, TokenStream
 from sparklm.text.windows import Int64Array
 from sparklm.training.run import MODEL
@@ -53,7 +54,7 @@ class Level:
     backoff: FloatArray  # what the discounts leave of a context's probability
 
     def find(self, contexts: Int64Array, words: Int64Array, vocab_size: int) -> Int64Array:
-        """Give the numbers of n-grams, -1 where there is none."""
+        """The numbers of n-grams, -1 where there is none."""
         wanted = contexts * vocab_size + words
         places = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
         return np.where((contexts >= 0) & (self.keys[places] == wanted), places, -1)
@@ -84,7 +85,7 @@ class KneserNey:
             self.levels.append(_level(keys[length - 1], counts, num_contexts, vocab_size))
 
     def probabilities(self, rows_N5: Int64Array) -> FloatArray:
-        """Give the probability of each row's last word after the others."""
+        """The probability of each row's last word after the others."""
         result = np.full(len(rows_N5), 1.0 / self.vocab_size)
         for length, level in enumerate(self.levels, start=1):
             contexts = np.zeros(len(rows_N5), dtype=np.int64)
@@ -137,9 +138,7 @@ def prepare_dataset(given: argparse.Namespace, place: Path) -> Dataset:
     (place / "corpus").mkdir()
     normalise(given.text, place / "corpus")
     data = DataConfig(corpus=str(place / "corpus"), tokenizer="word", vocab_size=given.vocab_size, split="tail")
-    folder = Folder(str(place / "dataset"))
-    prepare(data, CleaningConfig(), folder, InProcess())
-    return Dataset(folder)
+    return prepare_here(data, Folder(str(place / "dataset")))
 
 
 def train_lstm(given: argparse.Namespace, dataset: Dataset, run: Folder) -> tuple[CorpusEvaluation, float]:
@@ -161,9 +160,8 @@ def train_lstm(given: argparse.Namespace, dataset: Dataset, run: Folder) -> tupl
         "training.threads": given.threads,
     }
     with Tracker(console_view(Console())) as watcher:
-        result = job.train(resolve(flags=settings).config, run, InProcess(), watcher)
-    seconds = sum(record.Tokens / record.TokensPerSecond for record in result.records)
-    return evaluate_corpus(load_model(run.address(MODEL)), dataset.folder.url), seconds
+        result = job.train(resolve(flags=settings).config, run, in_process, watcher)
+    return evaluate_corpus(load_model(run.address(MODEL)), dataset.folder.url), training_seconds(result.records)
 
 
 def read_all(stream: TokenStream) -> Int64Array:
@@ -171,7 +169,7 @@ def read_all(stream: TokenStream) -> Int64Array:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("text", type=Path)
     parser.add_argument("--vocab-size", type=int, default=5_000)
     parser.add_argument("--width", type=int, default=192)

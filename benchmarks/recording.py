@@ -8,11 +8,10 @@ CORPUS is a file or a folder of text. Both sides train in this process, with all
   phases, samples, metrics.csv, event files.
 * *Bare* has the same steps, checkpoints and evaluations, and none of these; only the sums that a checkpoint must hold.
 
-The rate is that of all epochs: tokens over the time from the first step to the end of the last evaluation. On a machine
-that is not steady it says little of one percent; so the time inside everything that records is taken, too, in one more
-training, and set against the time of its epochs. With Spark
-there is one thing more, on the driver: at the end of an epoch it reads what became of the tasks. That is timed by
-itself, for epochs of few and of many tasks.
+The rate is that of all epochs: tokens over the time from the first step to the end of the last evaluation. Where the
+machine is not steady, one percent is lost in its noise; so the time inside everything that records is measured too, in
+one more training, as a part of the time of its epochs. With Spark the driver also reads the figures of an epoch's
+tasks when the epoch ends. That is timed by itself, for epochs of few and of many tasks.
 """
 
 from __future__ import annotations
@@ -27,32 +26,31 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from reporting import machine, markdown, publish, spread
+from measuring import prepare_here, spark_settings
+from reporting import machine, make_parser, markdown, publish, spread
 from rich.console import Console
 
 from sparklm import job
-from sparklm.config import CleaningConfig, Config, DataConfig, SparkConfig
+from sparklm.config import Config, DataConfig
 from sparklm.config.resolve import resolve
 from sparklm.models.build import count_parameters
 from sparklm.placement.in_process import InProcess
+from sparklm.placement.protocol import EpochWork
+from sparklm.placement.start import in_process
 from sparklm.progress.status import StatusFile, View
 from sparklm.progress.terminal import PlainView
 from sparklm.progress.tracker import Tracker
-from sparklm.report.exporters.tensorboard import TensorBoard
+from sparklm.report.exporters.base import SafeExporter
 from sparklm.storage import Folder
-from sparklm.text.prepare import prepare
-from sparklm.text.shards import Dataset
-from sparklm.training import fit
-from sparklm.training import tasks as epoch_end
+from sparklm.training import recorder, tasks
+from sparklm.training.epoch_log import EpochLog
 from sparklm.training.phases import PhaseClock
-from sparklm.training.replica import Trainer
-from sparklm.training.run import make_plan
+from sparklm.training.run import Run, make_plan
+from sparklm.training.sync.in_memory import LocalGroup, train_in_memory
 from sparklm.training.sync.rounds import Round
 
 _TASKS = (20, 1000)
 _WARM_UP_STEPS = 20
-
-
 _NO_PHASE: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 
@@ -68,34 +66,29 @@ def _no_phase(*_: object) -> contextlib.AbstractContextManager[None]:
 def bare() -> Iterator[None]:
     """Record nothing but what checkpoints need."""
     with (
-        mock.patch.object(Trainer, "_log_step", _nothing),
-        mock.patch.object(Trainer, "_progress", _nothing),
+        mock.patch.object(EpochLog, "add_step", _nothing),
+        mock.patch.object(EpochLog, "progress", _nothing),
         mock.patch.object(PhaseClock, "__call__", _no_phase),
-        mock.patch.object(epoch_end, "_let_speak", _nothing),
-        mock.patch.object(fit, "write_lines", _nothing),
-        mock.patch.object(InProcess, "train", _train_unseen),
+        mock.patch.object(tasks, "_generate_sample", _nothing),
+        mock.patch.object(recorder, "write_lines", _nothing),
+        mock.patch.object(InProcess, "train", _train_unwatched),
     ):
         yield
 
 
-def _train_unseen(
-    self: InProcess, run: Folder, config: Config, rounds: Sequence[Round], watcher: object, protect: int | None
-) -> int:
-    from sparklm.training.sync.in_memory import AllHere, train_together
-
-    keep = config.training.keep_checkpoints
-    train_together(run, rounds, AllHere(1), keep_checkpoints=keep, protect=protect)
-    return 0
+def _train_unwatched(self: InProcess, run: Run, rounds: Sequence[Round], protect: int | None) -> EpochWork:
+    train_in_memory(run, rounds, LocalGroup(1), protect=protect)
+    return EpochWork()
 
 
 def seconds_of(config: Config, *, recorded: bool) -> float:
-    """Train once; give the seconds of all epochs."""
+    """Train once; return the seconds of all epochs."""
     with tempfile.TemporaryDirectory() as place:
         run = Folder(place) / "run"
         views: list[View] = [StatusFile(run), PlainView(Console(file=io.StringIO()))] if recorded else []
         output = config.output.model_copy(update={"tensorboard": recorded})
         with Tracker(*views) as tracker, contextlib.nullcontext() if recorded else bare():
-            result = job.train(config.model_copy(update={"output": output}), run, InProcess(), tracker)
+            result = job.train(config.model_copy(update={"output": output}), run, in_process, tracker)
         return sum(record.TimeStamp for record in result.records) / 1000
 
 
@@ -120,16 +113,16 @@ class Stopwatch:
         return call
 
 
-def time_inside(config: Config) -> str:
-    """Train once more, with a clock in everything that records."""
+def time_inside(config: Config, steps: int) -> str:
+    """Train once more, so many steps, with a clock in everything that records."""
     watch = Stopwatch()
     places = (
-        ("logged steps", Trainer, "_log_step"),
-        ("how far it is", Trainer, "_progress"),
+        ("logged steps", EpochLog, "add_step"),
+        ("progress of a step", EpochLog, "progress"),
         ("progress, status.json", Tracker, "step_done"),
-        ("samples", epoch_end, "_let_speak"),
-        ("files of records", fit, "write_lines"),
-        ("event files", TensorBoard, "send"),
+        ("samples", tasks, "_generate_sample"),
+        ("files of records", recorder, "write_lines"),
+        ("event files", SafeExporter, "epoch"),
     )
     with contextlib.ExitStack() as patches:
         for name, owner, function in places:
@@ -140,7 +133,6 @@ def time_inside(config: Config) -> str:
     for _ in range(calls):
         with clock("fit"):
             pass
-    steps = max(1, config.training.max_steps or 0)
     watch.seconds["phases"] = (time.perf_counter() - began) / calls * 2 * steps
     rows = [[name, f"{1000 * value:.1f}", f"{value / whole:.3%}"] for name, value in watch.seconds.items()]
     total = sum(watch.seconds.values())
@@ -149,10 +141,10 @@ def time_inside(config: Config) -> str:
 
 
 def compare(config: Config, tokens: int, repeats: int) -> str:
-    """Train both ways in turn."""
+    """Train both ways, alternating."""
     rates: dict[str, list[float]] = {"bare": [], "recorded": []}
     for repeat in range(repeats):
-        # Whoever comes second finds a warmer machine: they change places.
+        # The second finds a warmer machine, so the order alternates.
         for name in sorted(rates, reverse=repeat % 2 == 1):
             rates[name].append(tokens / seconds_of(config, recorded=name == "recorded"))
             print(f"  {name}: {rates[name][-1]:,.0f} tokens/s", flush=True)
@@ -167,7 +159,7 @@ def time_figures() -> str:
     from sparklm.spark.metrics import job_group_figures
     from sparklm.spark.placement import OnSpark
 
-    spark, rows = OnSpark(SparkConfig(master="local[2]", properties={"spark.ui.enabled": "false"})), []
+    spark, rows = OnSpark(spark_settings("local[2]")), []
     context = spark.session.sparkContext
     try:
         for num_tasks in (_TASKS[0], *_TASKS):  # the first is to warm up
@@ -185,19 +177,13 @@ def time_figures() -> str:
     return markdown(["tasks of the epoch", "ms to read them"], rows[1:])
 
 
-def bounded(config: Config, steps: int) -> Config:
-    return config.model_copy(update={"training": config.training.model_copy(update={"max_steps": steps})})
-
-
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, name="recording")
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=300, help="of each training")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--preset", default="gpt-tiny")
-    parser.add_argument("--write", type=Path, metavar="FILE")
-    parser.add_argument("--name", default="recording", help="in the markers")
     return parser.parse_args()
 
 
@@ -206,8 +192,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Folder(place) / "dataset"
         data = DataConfig(corpus=str(given.corpus), vocab_size=2048, validation_fraction=0.005, split="tail")
-        prepare(data, CleaningConfig(), folder, InProcess())
-        dataset = Dataset(folder)
+        dataset = prepare_here(data, folder)
         base = resolve(preset=given.preset, flags={"data.corpus": folder.url}).config
         per_epoch = given.steps // given.epochs
         # Windows start so far apart that an epoch has as many of them as it has steps.
@@ -220,7 +205,7 @@ def main() -> None:
         seconds_of(resolve(preset=given.preset, flags=warm_up).config, recorded=True)
         plan = make_plan(config, dataset)
         tokens = plan.total_steps * config.training.batch_size * config.data.window_size
-        table = f"{compare(config, tokens, given.repeats)}\n\n{time_inside(bounded(config, plan.total_steps))}"
+        table = f"{compare(config, tokens, given.repeats)}\n\n{time_inside(config, plan.total_steps)}"
         parameters = count_parameters(config, dataset.manifest.vocab_size)
     introduction = (
         f"{given.corpus.name}, `{given.preset}` with {parameters / 1e6:.2f} M parameters, {plan.total_steps} steps in "

@@ -1,7 +1,8 @@
-"""What benchmarks share: tables, their places in documents, and what machine it was."""
+"""What benchmarks share to report with: options, tables, their places in documents, the name of the machine."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import re
@@ -13,14 +14,23 @@ from pathlib import Path
 import torch
 
 
+def make_parser(description: str | None, name: str | None = None) -> argparse.ArgumentParser:
+    """A parser that shows a script's docstring; a name of markers adds options for where its text goes."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if name is not None:
+        parser.add_argument("--write", type=Path, metavar="FILE", help="a document; the text is printed if left out")
+        parser.add_argument("--name", default=name, help="in the document's markers")
+    return parser
+
+
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lay out a table."""
+    """The lines of a table."""
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines).replace("| --- ", "|---").replace("--- |", "---|")
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines).replace("| --- ", "|---")
 
 
 def spread(values: Sequence[float], form: str = ",.3g") -> str:
-    """Give the median of some values, and the lowest and highest.
+    """The median of some values, and the lowest and highest.
 
     >>> spread([3.0, 1.0, 2.0])
     '2 (1 to 3)'
@@ -30,7 +40,7 @@ def spread(values: Sequence[float], form: str = ",.3g") -> str:
 
 
 def machine() -> str:
-    """Say what this ran on."""
+    """What this runs on."""
     processor = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     name = processor[1] if processor else platform.processor()
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""

@@ -3,26 +3,27 @@
     python benchmarks/spark_tax.py CORPUS --json measured.json
     python benchmarks/scaling.py measured.json [--step-seconds S --parameters P] [--write docs/scaling.md --name NAME]
 
-Efficiency is the part of the time in which replicas compute, when K of them work at once. Between two meetings lie H
-steps of s seconds; a meeting of vectors of b bytes takes t seconds more:
+Efficiency is the part of the time in which replicas compute, when K of them work at once. Between two syncs lie H steps
+of s seconds; a sync of vectors of b bytes takes t seconds more:
 
     efficiency  = H·s / (H·s + t)
     collective  t = c + β·b + 2·(K−1)/K·b / B + 2·(K−1)·l
     by storage  t = c + β·b + (K + S)·τ + max(d / B, D / A)
                 d = (4 + m)·b + (K + 1)·b/S,   D = K·(2 + m)·b + 2·b + (K + 1)·b
 
-* B is the bandwidth of a replica's link, each way; l the cost of a message; A what the storage gives to all together.
+* B is the bandwidth of a replica's link, each way; l the cost of a message; A that of storage, for all together.
 * c and β, fixed and for each byte, are measured between two processes of one machine: what software and memory cost
   when the network costs nothing. τ is the measured cost of one more Spark task.
-* Collective: a replica sends each other one a slice of b/K bytes and gets theirs, then the means go the same way round.
-* By storage: a replica writes what it gives (b) and the memory of its optimiser (m·b; AdamW: m = 2); the first one also
-  writes what all share (2·b: weights and outer momentum), and all wait for it. Then S tasks read K·b/S bytes each and
-  write b/S, and every replica reads the mean (b). S = min(K, 64, numbers / 2^18), as in training/by_storage.py. d is
+* Collective: a replica sends every other one a slice of b/K bytes and receives theirs; then the means are exchanged the
+  same way.
+* By storage: a replica writes its contribution (b) and its optimizer state (m·b; AdamW: m = 2); the first one also
+  writes the shared state (2·b: anchor and outer momentum), and all wait for it. Then S tasks read K·b/S bytes each and
+  write b/S, and every replica reads the mean (b). S = min(K, 64, numbers / 2^18), as in training/sync/storage.py. d is
   what the busiest link carries, D what the storage does.
 
 Assumed: replicas are equally fast (nobody waits for a straggler) and find themselves in memory in the next round; links
 are full-duplex and nobody else's; the switch carries all of them at once; every replica has a link of its own; nothing
-fails; computing and meeting do not overlap; starting the barrier stage, once an epoch, costs nothing.
+fails; computing and syncing do not overlap; starting the barrier stage, once an epoch, costs nothing.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
-from reporting import markdown, publish
+from reporting import make_parser, markdown, publish
 
 BYTES_PER_NUMBER = 4
 GIGABIT = 1e9 / 8
-_SMALLEST_SLICE, _MOST_SLICES = 2**18, 64  # as in training/by_storage.py
+_SMALLEST_SLICE, _MOST_SLICES = 2**18, 64  # as in training/sync/storage.py
 NUMBERS_OF_REPLICAS = tuple(2**power for power in range(1, 11))
 GIGABITS = (1, 10, 100)
 
 
 class Cost(BaseModel):
-    """Seconds of a meeting when the network costs nothing: fixed, and for each byte that a replica gives."""
+    """Seconds of a sync when the network costs nothing: fixed, and for each byte that a replica contributes."""
 
     model_config = ConfigDict(frozen=True)
     fixed_seconds: float
@@ -75,7 +76,7 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a replica does between two meetings, and what it gives at them."""
+    """What a replica does between two syncs, and what it contributes to them."""
 
     num_bytes: float
     step_seconds: float
@@ -114,7 +115,7 @@ def fit_cost(num_bytes: Sequence[float], seconds: Sequence[float]) -> Cost:
 
 
 def collective_seconds(replicas: int, num_bytes: float, cost: Cost, network: Network) -> float:
-    """Time of a meeting by collective operations."""
+    """Seconds of a sync by collective operations."""
     others = replicas - 1
     transfer = 2 * others / replicas * num_bytes / network.link
     return cost.fixed_seconds + cost.seconds_per_byte * num_bytes + transfer + 2 * others * network.message_seconds
@@ -123,9 +124,9 @@ def collective_seconds(replicas: int, num_bytes: float, cost: Cost, network: Net
 def storage_seconds(
     replicas: int, num_bytes: float, optimizer_copies: float, cost: Cost, task_seconds: float, network: Network
 ) -> float:
-    """Time of a meeting by storage."""
+    """Seconds of a sync by storage."""
     slices = max(1, min(replicas, _MOST_SLICES, int(num_bytes) // BYTES_PER_NUMBER // _SMALLEST_SLICE))
-    everyone = (2 + optimizer_copies) * num_bytes  # what it gives, the memory of its optimiser; then the mean
+    everyone = (2 + optimizer_copies) * num_bytes  # contribution, optimizer state; then the mean
     shared = 2 * num_bytes  # written by the first
     a_slice = (replicas + 1) * num_bytes / slices
     transfer = (everyone + shared + a_slice) / network.link
@@ -136,21 +137,21 @@ def storage_seconds(
 
 
 def efficiency(replicas: int, method: Method, work: Work, measured: Measured, network: Network) -> float:
-    """Predict the part of the time in which replicas compute; one replica has nobody to meet."""
+    """Predict the part of the time in which replicas compute; one replica has nobody to sync with."""
     if replicas == 1:
         return 1.0
     if method.exchange == "collective":
-        meeting = collective_seconds(replicas, work.num_bytes, measured.collective, network)
+        sync = collective_seconds(replicas, work.num_bytes, measured.collective, network)
     else:
-        meeting = storage_seconds(
+        sync = storage_seconds(
             replicas, work.num_bytes, work.optimizer_copies, measured.storage, measured.seconds_per_task, network
         )
     computing = work.steps * work.step_seconds
-    return computing / (computing + meeting)
+    return computing / (computing + sync)
 
 
 def predictions(given: argparse.Namespace, measured: Measured) -> str:
-    """Make the table."""
+    """The table."""
     num_bytes = BYTES_PER_NUMBER * (given.parameters or measured.parameters)
     step_seconds = given.step_seconds or measured.step_seconds
     rows = []
@@ -192,15 +193,13 @@ def _in_words(cost: Cost) -> str:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, name="predicted")
     parser.add_argument("measured", type=Path, help="what spark_tax.py wrote with --json")
     parser.add_argument("--step-seconds", type=float, help="of another model or machine than the measured one")
     parser.add_argument("--parameters", type=int, help="likewise")
-    parser.add_argument("--optimizer-copies", type=float, default=2.0, help="memory of the optimiser, in models")
+    parser.add_argument("--optimizer-copies", type=float, default=2.0, help="optimizer state, in models")
     parser.add_argument("--message-microseconds", type=float, default=50.0)
-    parser.add_argument("--storage-gigabits", type=float, help="what storage gives to all; all links if left out")
-    parser.add_argument("--write", type=Path, metavar="FILE")
-    parser.add_argument("--name", default="predicted", help="in the markers")
+    parser.add_argument("--storage-gigabits", type=float, help="of storage, for all; as much as all links if left out")
     return parser.parse_args()
 
 

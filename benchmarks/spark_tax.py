@@ -9,15 +9,15 @@ CORPUS is a file or a folder of text. Prints a table for each part: medians, low
   the last checkpoint, so neither the start of workers nor the evaluation is in them; checkpoints are, on all sides.
 * `two`: one replica with one thread, without Spark and in one slot of it; two replicas with one thread each in two
   slots (diloco by storage and collectively, allreduce collectively); and, as what the machine allows at best, two
-  trainings in two processes that never meet. `--master` may be local-cluster[2,1,1024]: two executors of one slot.
+  trainings in two processes that never sync. `--master` may be local-cluster[2,1,1024]: two executors of one slot.
 * `round`: what a round by storage costs beyond its steps, for small and large models, and where the time goes. Two
   replicas, very short rounds; the first rounds are left out.
 * `memory`: what the driver holds after some rounds, for models of several sizes and numbers of replicas.
-* `costs`: what a meeting costs collectively, by the size of what is given, and what one more task costs the driver.
+* `costs`: what a collective sync costs, by the size of the contribution, and what one more task costs the driver.
 
 In `steady` and `two` a round lasts `--round-seconds`, as recommended. Processes that train without Spark are started
 for each measurement and gone afterwards. Never do two processes with several threads compute at the same time. `--json`
-writes the figures that scaling.py needs; it takes the parts `two`, `round` and `costs`.
+writes the figures that scaling.py needs; it needs the parts `two`, `round` and `costs`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ import argparse
 import itertools
 import json
 import math
-import multiprocessing
 import os
-import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,30 +41,29 @@ from unittest import mock
 
 import psutil
 import torch
-from reporting import machine, markdown, publish, spread
+from measuring import SPAWN, apart, peak_megabytes, prepare_here, spark_settings
+from reporting import machine, make_parser, markdown, publish, spread
 from scaling import BYTES_PER_NUMBER, Cost, Measured, fit_cost
 
 from sparklm import job
-from sparklm.config import CleaningConfig, Config, DataConfig, SparkConfig
+from sparklm.config import Config, DataConfig, SparkConfig
 from sparklm.config.resolve import resolve
-from sparklm.embeddings.files import RunTasks
 from sparklm.models.build import count_parameters
-from sparklm.placement.in_process import InProcess, usable_cores
-from sparklm.placement.protocol import Placement
-from sparklm.progress.tracker import Tracker
+from sparklm.placement.in_process import usable_cores
+from sparklm.placement.protocol import RunTasks
+from sparklm.placement.start import Start, in_process, running
+from sparklm.progress.watcher import Watcher
 from sparklm.spark.placement import OnSpark
 from sparklm.spark.tasks import Watch
 from sparklm.storage import Folder
-from sparklm.text.prepare import prepare
-from sparklm.text.shards import Dataset
 from sparklm.training.checkpoint.commit import committed_steps, step_folder
 from sparklm.training.metrics import EpochRecord
 from sparklm.training.phases import PhaseClock
 from sparklm.training.records import EpochSample, StepRecord
-from sparklm.training.replica import Trainer
-from sparklm.training.sync import storage as by_storage
+from sparklm.training.replica import Replica
+from sparklm.training.sync import storage
 from sparklm.training.sync.codec import Codec, flatten, unflatten
-from sparklm.training.sync.collective import Whereabouts, hold_port, joined_group
+from sparklm.training.sync.collective import Endpoint, hold_port, process_group
 
 PARTS = ("steady", "two", "round", "memory", "costs")
 SIZES = (1_000_000, 10_000_000)  # of `round`, in parameters
@@ -75,7 +72,6 @@ COLLECTIVE_SIZES = (1_000_000, 3_000_000, 10_000_000)
 WARM_UP_ROUNDS = 3
 _DILOCO_STEPS = 50
 _TASKS = (2, 258)
-_SPAWN = multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,11 +117,11 @@ class Commit:
     seconds: float
 
 
-def train(config: Config, placement: Placement, watcher: Tracker | None = None) -> list[Commit]:
-    """Train; give the times of all checkpoints that were kept."""
+def train(config: Config, start: Start = in_process, watcher: Watcher | None = None) -> list[Commit]:
+    """Train; return the times of all checkpoints that were kept."""
     with tempfile.TemporaryDirectory() as place:
         run = Folder(place) / "run"
-        job.train(config, run, placement, watcher or Tracker())
+        job.train(config, run, start, watcher or Watcher())
         files = {step: step_folder(run, step).local_path() for step in committed_steps(run)}
         return [
             Commit(step=step, seconds=(path / "commit.json").stat().st_mtime)
@@ -134,14 +130,10 @@ def train(config: Config, placement: Placement, watcher: Tracker | None = None) 
         ]
 
 
-def train_here(config: Config) -> list[Commit]:
-    return train(config, InProcess())
-
-
 def train_apart(config: Config, copies: int = 1) -> list[list[Commit]]:
     """Train without Spark, in processes that are gone afterwards; several at the same time."""
-    with ProcessPoolExecutor(copies, mp_context=_SPAWN) as pool:
-        return list(pool.map(train_here, [config] * copies))
+    with ProcessPoolExecutor(copies, mp_context=SPAWN) as pool:
+        return list(pool.map(train, [config] * copies))
 
 
 def tokens_per_second(config: Config, commits: Sequence[Commit]) -> float:
@@ -151,11 +143,18 @@ def tokens_per_second(config: Config, commits: Sequence[Commit]) -> float:
     return tokens * (last.step - first.step) / (last.seconds - first.seconds)
 
 
+def rate_apart(config: Config, copies: int = 1) -> float:
+    return sum(tokens_per_second(config, commits) for commits in train_apart(config, copies))
+
+
+def rate_on(spark: TimedSpark, config: Config) -> float:
+    return tokens_per_second(config, train(config, running(spark)))
+
+
 def step_seconds(setup: Setup, threads: int, steps: int = 20) -> float:
     """Time a step, without Spark."""
     config = setup.config(threads=threads, steps_of_round=steps, rounds=2)
-    (commits,) = train_apart(config)
-    return config.training.batch_size * config.data.window_size / tokens_per_second(config, commits)
+    return config.training.batch_size * config.data.window_size / rate_apart(config)
 
 
 def steps_of_round(setup: Setup, threads: int) -> int:
@@ -173,7 +172,7 @@ def alternate(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str, 
 
 
 def rate_table(rates: dict[str, list[float]], reference: str) -> str:
-    """Lay out rates, and their ratios to the reference in the same repeat."""
+    """The rates, and their ratios to the reference in the same repeat."""
     rows = []
     for name, values in rates.items():
         ratios = [value / base for value, base in zip(values, rates[reference], strict=True)]
@@ -181,8 +180,13 @@ def rate_table(rates: dict[str, list[float]], reference: str) -> str:
     return markdown(["", "tokens/s", "ratio"], rows)
 
 
-def start_spark(master: str) -> TimedSpark:
-    return TimedSpark(SparkConfig(master=master, properties={"spark.ui.enabled": "false"}))
+@contextmanager
+def timed_spark(master: str) -> Iterator[TimedSpark]:
+    spark = TimedSpark(spark_settings(master))
+    try:
+        yield spark
+    finally:
+        spark.stop()
 
 
 def steady(setup: Setup) -> str:
@@ -190,56 +194,40 @@ def steady(setup: Setup) -> str:
     cores = usable_cores()
     steps = steps_of_round(setup, cores)
     config = partial(setup.config, threads=cores, steps_of_round=steps, rounds=setup.rounds + 1)
-    spark = start_spark("local[*]")
-    try:
-
-        def through_spark(exchange: str) -> float:
-            chosen = config(distributed__exchange=exchange)
-            return tokens_per_second(chosen, train(chosen, spark))
-
-        alone = config()
+    with timed_spark("local[*]") as spark:
         sides: dict[str, Callable[[], float]] = {
-            "without Spark": lambda: tokens_per_second(alone, train_apart(alone)[0]),
-            "Spark, by storage": lambda: through_spark("storage"),
-            "Spark, collectively": lambda: through_spark("collective"),
+            "without Spark": lambda: rate_apart(config()),
+            "Spark, by storage": lambda: rate_on(spark, config(distributed__exchange="storage")),
+            "Spark, collectively": lambda: rate_on(spark, config(distributed__exchange="collective")),
         }
         rates = alternate(sides, setup.repeats)
-    finally:
-        spark.stop()
     introduction = f"One replica, {cores} threads, a checkpoint every {steps} steps (about {setup.round_seconds:g} s):"
     return f"{introduction}\n\n{rate_table(rates, 'without Spark')}"
 
 
 def two(setup: Setup, master: str) -> tuple[str, float]:
-    """Two replicas with a core each against one; give also the seconds of one's step."""
+    """Two replicas with a core each against one; return also the seconds of one's step."""
     steps = steps_of_round(setup, 1)
+    short, reference = min(_DILOCO_STEPS, steps), "one replica, without Spark"
     config = partial(setup.config, threads=1, steps_of_round=steps, rounds=setup.rounds + 1)
-    spark = start_spark(master)
-    reference = "one replica, without Spark"
-    try:
-
-        def through_spark(**distributed: object) -> float:
-            settings = {f"distributed__{name}": value for name, value in distributed.items()}
-            chosen = config(**settings)  # type: ignore[arg-type]
-            return tokens_per_second(chosen, train(chosen, spark))
-
-        alone, short = config(), min(_DILOCO_STEPS, steps)
-        together = partial(through_spark, replicas=2)
+    by_storage = partial(config, distributed__exchange="storage")
+    collectively = partial(config, distributed__exchange="collective", distributed__replicas=2)
+    with timed_spark(master) as spark:
         sides: dict[str, Callable[[], float]] = {
-            reference: lambda: tokens_per_second(alone, train_apart(alone)[0]),
-            "one replica, Spark, by storage": lambda: through_spark(exchange="storage"),
-            "two trainings that never sync, without Spark": lambda: sum(
-                tokens_per_second(alone, commits) for commits in train_apart(alone, copies=2)
+            reference: lambda: rate_apart(config()),
+            "one replica, Spark, by storage": lambda: rate_on(spark, by_storage()),
+            "two trainings that never sync, without Spark": lambda: rate_apart(config(), copies=2),
+            f"two replicas, diloco at {steps}, by storage": lambda: rate_on(
+                spark, by_storage(distributed__replicas=2, distributed__diloco_steps=steps)
             ),
-            f"two replicas, diloco at {steps}, by storage": lambda: together(exchange="storage", diloco_steps=steps),
-            f"two replicas, diloco at {short}, collectively": lambda: together(
-                exchange="collective", diloco_steps=short
+            f"two replicas, diloco at {short}, collectively": lambda: rate_on(
+                spark, collectively(distributed__diloco_steps=short)
             ),
-            "two replicas, allreduce, collectively": lambda: together(exchange="collective", strategy="allreduce"),
+            "two replicas, allreduce, collectively": lambda: rate_on(
+                spark, collectively(distributed__strategy="allreduce")
+            ),
         }
         rates = alternate(sides, setup.repeats)
-    finally:
-        spark.stop()
     seconds = setup.batch_size * setup.window / statistics.median(rates[reference])
     introduction = (
         f"One thread for each replica, Spark `{master}`, a checkpoint every {steps} steps (about "
@@ -273,7 +261,7 @@ class TimedSpark(OnSpark):
         self.jobs: list[Job] | None = None  # a list = to be timed
 
     def heap_megabytes(self) -> float:
-        """Memory in use in the driver's JVM, after what is no longer needed has been let go."""
+        """Memory in use in the driver's JVM, after garbage collection."""
         runtime = self._context._jvm.java.lang.Runtime.getRuntime()
         runtime.gc()
         return float(runtime.totalMemory() - runtime.freeMemory()) / 1e6
@@ -301,7 +289,7 @@ class TimedSpark(OnSpark):
 
 
 def timed_task(work: Callable[[str], str], order: str) -> str:
-    """Do a task of training on a worker, and tell how long its parts took."""
+    """Do a task of training on a worker; the answer also has the seconds of its parts."""
     parts: dict[str, float] = {}
 
     def timing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -315,10 +303,10 @@ def timed_task(work: Callable[[str], str], order: str) -> str:
         return timed
 
     owners: list[tuple[Any, str, str]] = [
-        (by_storage, "replica_at", "load"),
-        (Trainer, "run", "steps"),
-        (by_storage, "_save_given", "give"),
-        (by_storage, "save_replica", "save"),
+        (storage, "resume_replica", "load"),
+        (Replica, "train", "steps"),
+        (storage, "_save_contribution", "contribute"),
+        (storage, "save_replica", "save"),
     ]
     with ExitStack() as stack:
         for owner, attribute, name in owners:
@@ -333,8 +321,8 @@ class RoundCost:
 
     whole: float
     steps: float
-    load: float  # finding the replica in memory, reading the mean and taking it
-    give: float
+    load: float  # finding the replica in memory, reading the mean and applying it
+    contribute: float
     save: float
     start: float  # what Spark adds to the slowest task
     mean: float  # the second job, whole, where replicas are so many that there is one
@@ -346,7 +334,7 @@ class RoundCost:
 
 
 def round_costs(jobs: Sequence[Job]) -> list[RoundCost]:
-    """Take the jobs of a training by storage apart: a round lasts until the next one begins."""
+    """The costs of the rounds of a training by storage, from its jobs: a round lasts until the next one begins."""
     starts = [place for place, entry in enumerate(jobs) if entry.work == "round_task"]
     costs = []
     for place, following in itertools.pairwise(starts):
@@ -358,7 +346,7 @@ def round_costs(jobs: Sequence[Job]) -> list[RoundCost]:
                 whole=whole,
                 steps=round_job.slowest("steps"),
                 load=round_job.slowest("load"),
-                give=round_job.slowest("give"),
+                contribute=round_job.slowest("contribute"),
                 save=round_job.slowest("save"),
                 start=round_job.seconds - round_job.slowest("task"),
                 mean=mean,
@@ -387,20 +375,19 @@ def sized(setup: Setup, parameters: int, **settings: object) -> Config:
 
 
 def rounds_by_storage(setup: Setup, sizes: Sequence[int], rounds: int) -> tuple[str, Cost]:
-    """Measure what rounds cost beyond their steps; give also a line through AdamW's."""
-    spark = start_spark("local[2]")
+    """Measure what rounds cost beyond their steps; return also a line through AdamW's."""
     header = ["parameters", "optimizer", "overhead, s", "load", "steps", "contribute", "save", "Spark", "commit"]
     rows, points = [], []
-    try:
+    with timed_spark("local[2]") as spark:
         for parameters in sizes:
             for optimizer in ("adamw", "muon"):
                 settings: dict[str, object] = {"distributed__replicas": 2, "distributed__diloco_steps": 2}
                 config = sized(setup, parameters, rounds=rounds, training__optimizer=optimizer, **settings)
                 spark.jobs = []
-                train(config, spark)
+                train(config, running(spark))
                 costs = round_costs(spark.jobs)[WARM_UP_ROUNDS:]
                 number = count_parameters(config, setup.vocab_size)
-                parts = ("load", "steps", "give", "save", "start", "commit")
+                parts = ("load", "steps", "contribute", "save", "start", "commit")
                 medians = [statistics.median(getattr(cost, part) for cost in costs) for part in parts]
                 overheads = [cost.overhead for cost in costs]
                 cells = [f"{number / 1e6:.1f} M", optimizer, spread(overheads, ".2f"), *(f"{m:.3f}" for m in medians)]
@@ -408,8 +395,6 @@ def rounds_by_storage(setup: Setup, sizes: Sequence[int], rounds: int) -> tuple[
                 print(f"  {cells}", flush=True)
                 if optimizer == "adamw":
                     points.append((BYTES_PER_NUMBER * number, statistics.median(overheads)))
-    finally:
-        spark.stop()
     introduction = (
         "A round by storage of two replicas with one thread each: what it costs beyond its steps, and the medians of "
         "its parts. *Spark* is what the job takes longer than its slowest task:"
@@ -418,30 +403,23 @@ def rounds_by_storage(setup: Setup, sizes: Sequence[int], rounds: int) -> tuple[
     return f"{introduction}\n\n{markdown(header, rows)}", cost
 
 
-class MemoryWatcher(Tracker):
-    """Looks at the driver's memory when the epoch is over, before the model is read for its sample."""
+class MemoryWatcher(Watcher):
+    """Reads the driver's memory when the epoch is over, before the model is read for its sample."""
 
     def __init__(self, spark: TimedSpark) -> None:
-        super().__init__()
         self._spark = spark
         self.figures: list[float] = []
 
     def epoch_done(self, record: EpochRecord, steps: Sequence[StepRecord], sample: EpochSample | None) -> None:
-        status = Path("/proc/self/status").read_text()
-        peak = re.search(r"VmHWM:\s+(\d+) kB", status)
-        assert peak is not None
         python = psutil.Process(os.getpid()).memory_info().rss / 1e6
-        self.figures = [python, int(peak[1]) * 1024 / 1e6, self._spark.heap_megabytes()]
+        self.figures = [python, peak_megabytes(), self._spark.heap_megabytes()]
 
 
 def driver_memory(config: Config) -> list[float]:
-    """Train in this process' Spark; give its resident memory, the peak of it, and the JVM's heap, in MB."""
-    spark = start_spark("local[2]")
-    watcher = MemoryWatcher(spark)
-    try:
-        train(config, spark, watcher)
-    finally:
-        spark.stop()
+    """Train with a Spark of this process; return its resident memory, the peak of it, and the JVM's heap, in MB."""
+    with timed_spark("local[2]") as spark:
+        watcher = MemoryWatcher(spark)
+        train(config, running(spark), watcher)
     return watcher.figures
 
 
@@ -452,35 +430,35 @@ def memory(setup: Setup, sizes: Sequence[int]) -> str:
         for replicas in MEMORY_REPLICAS:
             settings: dict[str, object] = {"distributed__replicas": replicas, "distributed__diloco_steps": 2}
             config = sized(setup, parameters, training__optimizer="adamw", **settings)
-            with ProcessPoolExecutor(1, mp_context=_SPAWN) as pool:
-                figures = pool.submit(driver_memory, config).result()
             number = count_parameters(config, setup.vocab_size)
-            given = number * BYTES_PER_NUMBER * replicas / 1e6
-            row = [
-                f"{number / 1e6:.1f} M",
-                str(replicas),
-                f"{given:,.0f} MB",
-                *(f"{value:,.0f} MB" for value in figures),
-            ]
+            megabytes = [number * BYTES_PER_NUMBER * replicas / 1e6, *apart(driver_memory, config)]
+            row = [f"{number / 1e6:.1f} M", str(replicas), *(f"{value:,.0f} MB" for value in megabytes)]
             rows.append(row)
             print(f"  {row}", flush=True)
-    header = ["parameters", "replicas", "given in a round", "driver, Python", "its peak", "JVM heap after collection"]
+    header = [
+        "parameters",
+        "replicas",
+        "contributions of a round",
+        "driver, Python",
+        "its peak",
+        "JVM heap after collection",
+    ]
     return f"Memory of the driver after eight rounds by storage:\n\n{markdown(header, rows)}"
 
 
-def meet(rank: int, port_queue: Any, answers: Any, sizes: Sequence[int], repeats: int) -> None:
-    """Be one of two processes that meet again and again; the first one tells how long it took."""
+def time_syncs(rank: int, port_queue: Any, answers: Any, sizes: Sequence[int], repeats: int) -> None:
+    """Be one of two processes that sync again and again; the first one answers with the seconds of each size."""
     torch.set_num_threads(1)
     listener = hold_port("127.0.0.1") if rank == 0 else None
     if listener is not None:
         port_queue.put(listener.getsockname()[1])
     port = listener.getsockname()[1] if listener is not None else port_queue.get()
-    everyone = [Whereabouts(host="127.0.0.1", port=port, gpus=0)] * 2
+    endpoints = [Endpoint(host="127.0.0.1", port=port, gpus=0)] * 2
     medians = []
-    with joined_group(rank, everyone, listener, 60) as group:
+    with process_group(rank, endpoints, listener, 60) as group:
         for size in sizes:
             weights, seconds = {"weights": torch.randn(size // 1000, 1000)}, []
-            codec = Codec(kind="none", num_lossy=size)
+            codec = Codec(wire_dtype="none", num_lossy=size)
             for _ in range(repeats + WARM_UP_ROUNDS):
                 group.gather(["ready"])
                 began = time.perf_counter()
@@ -493,9 +471,9 @@ def meet(rank: int, port_queue: Any, answers: Any, sizes: Sequence[int], repeats
 
 
 def collective_cost(sizes: Sequence[int], repeats: int = 20) -> tuple[str, Cost]:
-    """Time meetings of two processes of this machine."""
-    ports, answers = _SPAWN.Queue(), _SPAWN.Queue()
-    processes = [_SPAWN.Process(target=meet, args=(rank, ports, answers, sizes, repeats)) for rank in range(2)]
+    """Time syncs of two processes of this machine."""
+    ports, answers = SPAWN.Queue(), SPAWN.Queue()
+    processes = [SPAWN.Process(target=time_syncs, args=(rank, ports, answers, sizes, repeats)) for rank in range(2)]
     for process in processes:
         process.start()
     medians = answers.get(timeout=300)
@@ -507,14 +485,11 @@ def collective_cost(sizes: Sequence[int], repeats: int = 20) -> tuple[str, Cost]
 
 
 def task_cost(repeats: int) -> tuple[str, float]:
-    """Time Spark jobs of few and of many tasks; give what one more task costs."""
-    spark = start_spark("local[2]")
-    try:
+    """Time Spark jobs of few and of many tasks; return what one more task costs."""
+    with timed_spark("local[2]") as spark:
         for number in _TASKS:
             spark.seconds_of_tasks(number)
         seconds = {number: [spark.seconds_of_tasks(number) for _ in range(repeats)] for number in _TASKS}
-    finally:
-        spark.stop()
     few, many = (statistics.median(seconds[number]) for number in _TASKS)
     rows = [[str(number), spread(values, ".3f")] for number, values in seconds.items()]
     text = f"Spark jobs of tasks that do nothing, without Python, `local[2]`:\n\n{markdown(['tasks', 'seconds'], rows)}"
@@ -522,7 +497,7 @@ def task_cost(repeats: int) -> tuple[str, float]:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, name="measured")
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--repeats", type=int, default=3)
@@ -538,24 +513,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--write", type=Path, metavar="FILE")
-    parser.add_argument("--name", default="measured", help="in the markers")
     given = parser.parse_args()
     if given.json is not None and not {"two", "round", "costs"} <= set(given.only):
         parser.error("--json needs the parts two, round and costs")
     return given
 
 
-def prepare_text(corpus: Path, vocab_size: int, folder: Folder) -> Dataset:
-    data = DataConfig(
-        corpus=str(corpus), tokenizer="bpe", vocab_size=vocab_size, validation_fraction=0.001, split="tail"
-    )
-    prepare(data, CleaningConfig(), folder, InProcess())
-    return Dataset(folder)
-
-
 def measure(given: argparse.Namespace, setup: Setup) -> str:
-    """Do the parts that are asked for, and put their tables together."""
+    """The tables of the parts that are asked for."""
     texts, parameters = [], count_parameters(setup.config(threads=1, steps_of_round=1, rounds=1), setup.vocab_size)
     if "steady" in given.only:
         texts.append(steady(setup))
@@ -563,12 +528,12 @@ def measure(given: argparse.Namespace, setup: Setup) -> str:
         text, seconds_of_step = two(setup, given.master)
         texts.append(text)
     if "round" in given.only:
-        text, storage = rounds_by_storage(setup, given.sizes, given.short_rounds)
+        text, storage_cost = rounds_by_storage(setup, given.sizes, given.short_rounds)
         texts.append(text)
     if "memory" in given.only:
         texts.append(memory(setup, given.memory_sizes))
     if "costs" in given.only:
-        text, collective = collective_cost(COLLECTIVE_SIZES)
+        text, sync_cost = collective_cost(COLLECTIVE_SIZES)
         tasks_text, seconds_per_task = task_cost(max(5, given.repeats))
         texts += [text, tasks_text]
     if given.json is not None:
@@ -577,8 +542,8 @@ def measure(given: argparse.Namespace, setup: Setup) -> str:
             parameters=parameters,
             step_seconds=seconds_of_step,
             tokens_per_step=setup.batch_size * setup.window,
-            collective=collective,
-            storage=storage,
+            collective=sync_cost,
+            storage=storage_cost,
             seconds_per_task=seconds_per_task,
         )
         given.json.write_text(measured.model_dump_json(indent=1))
@@ -592,9 +557,16 @@ def measure(given: argparse.Namespace, setup: Setup) -> str:
 def main() -> None:
     given = parse()
     with tempfile.TemporaryDirectory() as place:
-        dataset = prepare_text(given.corpus, given.vocab_size, Folder(place) / "dataset")
+        data = DataConfig(
+            corpus=str(given.corpus),
+            tokenizer="bpe",
+            vocab_size=given.vocab_size,
+            validation_fraction=0.001,
+            split="tail",
+        )
+        dataset = prepare_here(data, Folder(place) / "dataset")
         setup = Setup(
-            dataset=(Folder(place) / "dataset").url,
+            dataset=dataset.folder.url,
             vocab_size=dataset.manifest.vocab_size,
             window=given.window,
             batch_size=given.batch_size,

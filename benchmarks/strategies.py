@@ -10,10 +10,10 @@ and without CORPUS the table is made from FILE alone. With `--write`, what stand
 
 * `single` is one replica whose batch is that of all replicas together, so every row takes the same windows in the same
   number of steps.
-* For each optimiser three learning rates are tried by a short `single`; the best one is used for all its rows. Nothing
-  else is tuned; `--outer` gives the outer learning rates of diloco, each of which makes rows of its own.
-* The loss is that of the whole validation text after the last step. Bytes are those that one replica gives and takes in
-  all meetings.
+* For each optimizer three learning rates are tried by a short `single`; the best one is used for all its rows. Nothing
+  else is tuned; `--outer` names the outer learning rates of diloco, each of which has rows of its own.
+* The loss is that of the whole validation text after the last step. Bytes are those that one replica sends and
+  receives in all syncs.
 * Seconds are those of training with one evaluation at the end, without the start of Spark and its Python workers. With
   `--master none` the replicas take turns in this process, on its GPU if there is one: then seconds compare the
   *computation* of the rows, and say nothing of how fast replicas are side by side. pyspark is not needed then.
@@ -28,23 +28,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from measuring import LEARNING_RATES, prepare_here, spark_settings
 from pydantic import BaseModel, ConfigDict
-from reporting import machine, markdown, publish
+from reporting import machine, make_parser, markdown, publish
 
 from sparklm import job
-from sparklm.config import CleaningConfig, Config, DataConfig, SparkConfig
+from sparklm.config import Config, DataConfig
 from sparklm.config.resolve import resolve
 from sparklm.errors import TrainingDivergedError
 from sparklm.models.build import count_parameters
-from sparklm.placement.in_process import InProcess
 from sparklm.placement.protocol import Placement
-from sparklm.progress.tracker import Tracker
+from sparklm.placement.start import running, started
+from sparklm.progress.watcher import Watcher
 from sparklm.storage import Folder
-from sparklm.text.prepare import prepare
-from sparklm.text.shards import Dataset
 
-RATES = {"adamw": (1e-3, 3e-3, 1e-2), "muon": (5e-3, 1.5e-2, 4e-2)}
-_MEETS = "replicas meet by "
+_SYNC_NOTE = "replicas sync by "  # of the placement
 
 
 class Settings(BaseModel):
@@ -84,7 +82,7 @@ class Method:
 
 
 class Row(BaseModel):
-    """What a training gave."""
+    """What came of a training."""
 
     model_config = ConfigDict(frozen=True)
     optimizer: str
@@ -127,7 +125,7 @@ class Results(BaseModel):
 
 
 def methods(outer_rates: Sequence[float]) -> list[Method]:
-    """List what is compared."""
+    """What is compared."""
     averaging = [
         Method(
             name=f"averaging at {steps}",
@@ -165,7 +163,7 @@ def methods(outer_rates: Sequence[float]) -> list[Method]:
 def make_config(
     settings: Settings, method: Method, dataset: str, optimizer: str, learning_rate: float, tokens: int
 ) -> Config:
-    """Put the settings of a training together."""
+    """The settings of a training."""
     replicas = 1 if method.is_single else settings.replicas
     values = {
         "data.corpus": dataset,
@@ -188,26 +186,30 @@ def make_config(
     return resolve(flags=values).config
 
 
-class Listener(Tracker):
-    """Hears how replicas meet, and says nothing."""
+class ExchangeWatcher(Watcher):
+    """Keeps how replicas sync."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.exchange = ""
+    exchange = ""
 
     def note(self, text: str) -> None:
-        if text.startswith(_MEETS):
-            self.exchange = text.removeprefix(_MEETS).partition(":")[0]
+        if text.startswith(_SYNC_NOTE):
+            self.exchange = text.removeprefix(_SYNC_NOTE).partition(":")[0]
+
+    def exchange_of(self, method: Method, placement: Placement) -> str:
+        if method.is_single:
+            return ""
+        assert self.exchange or placement.takes_turns, f"{placement.description}: no note {_SYNC_NOTE!r}"
+        return self.exchange or "in turn"
 
 
 def train(config: Config, method: Method, placement: Placement) -> Row:
     """Train once."""
-    training, listener = config.training, Listener()
+    training, watcher = config.training, ExchangeWatcher()
     loss: float | None = None
     exchanged, seconds = 0, 0.0
     with tempfile.TemporaryDirectory() as place:
         try:
-            result = job.train(config, Folder(place) / "run", placement, listener)
+            result = job.train(config, Folder(place) / "run", running(placement), watcher)
         except TrainingDivergedError:
             pass
         else:
@@ -215,7 +217,6 @@ def train(config: Config, method: Method, placement: Placement) -> Row:
             assert loss is not None
             exchanged = sum(record.ExchangedBytes or 0 for record in result.records)
             seconds = sum(record.TimeStamp for record in result.records) / 1000
-    takes_turns = "" if method.is_single else "in turn"
     return Row(
         optimizer=training.optimizer,
         method=method.name,
@@ -223,7 +224,7 @@ def train(config: Config, method: Method, placement: Placement) -> Row:
         loss=loss,
         exchanged_bytes=exchanged,
         seconds=seconds,
-        exchange=listener.exchange or takes_turns,
+        exchange=watcher.exchange_of(method, placement),
     )
 
 
@@ -231,7 +232,7 @@ def search(settings: Settings, dataset: str, optimizer: str, placement: Placemen
     """Try learning rates on a part of the tokens."""
     single = methods(())[0]
     losses: dict[float, float | None] = {}
-    for rate in RATES[optimizer]:
+    for rate in LEARNING_RATES[optimizer]:
         config = make_config(settings, single, dataset, optimizer, rate, settings.search_tokens)
         losses[rate] = train(config, single, placement).loss
         print(f"  {optimizer} {rate:g}: {losses[rate]}", flush=True)
@@ -267,7 +268,7 @@ def compare(given: argparse.Namespace, results: Results, dataset: str, placement
 
 
 def table(results: Results) -> str:
-    """Lay out the rows, each optimiser against its own allreduce."""
+    """The rows, each optimizer against its own allreduce."""
     header = [
         "optimizer, rate",
         "strategy",
@@ -330,12 +331,12 @@ def open_results(path: Path, fresh: Results) -> Results:
     if found.settings != fresh.settings:
         old, new = found.settings.model_dump(), fresh.settings.model_dump()
         listing = ", ".join(f"{key} {old[key]!r} there, {new[key]!r} here" for key in old if old[key] != new[key])
-        raise SystemExit(f"{path} has rows of other settings: {listing}. Give another --json")
+        raise SystemExit(f"{path} has rows of other settings: {listing}. Choose another --json")
     return found
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, name="books")
     parser.add_argument("corpus", type=Path, nargs="?")
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
     parser.add_argument("--master", default="local[2]", help="none = in this process")
@@ -350,25 +351,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--threads", type=int, help="of a replica; its share of the cores if left out")
     parser.add_argument("--seed", type=int, default=1337)
-    parser.add_argument("--optimizers", nargs="+", default=list(RATES), choices=list(RATES))
+    parser.add_argument("--optimizers", nargs="+", default=list(LEARNING_RATES), choices=LEARNING_RATES)
     parser.add_argument("--outer", nargs="+", type=float, default=[0.8], help="outer learning rates of diloco")
     parser.add_argument("--outer-momentum", type=float, default=0.5)
     parser.add_argument("--only", nargs="+", metavar="STRATEGY", help="rows to train, by their names in the table")
-    parser.add_argument("--write", type=Path, metavar="FILE")
-    parser.add_argument("--name", default="books", help="in the markers")
     given = parser.parse_args()
     unknown = set(given.only or ()) - {method.name for method in methods(given.outer)}
     if unknown:
         parser.error(f"--only: there is no {min(unknown)!r}; there are {[m.name for m in methods(given.outer)]}")
     return given
-
-
-def place_on(master: str) -> Placement:
-    if master == "none":
-        return InProcess()
-    from sparklm.spark.placement import OnSpark
-
-    return OnSpark(SparkConfig(master=master, properties={"spark.ui.enabled": "false"}))
 
 
 def measure(given: argparse.Namespace) -> Results:
@@ -384,8 +375,7 @@ def measure(given: argparse.Namespace) -> Results:
             validation_fraction=given.validation_fraction,
             split="tail",
         )
-        prepare(data, CleaningConfig(), folder, InProcess())
-        dataset = Dataset(folder)
+        dataset = prepare_here(data, folder)
         config = make_config(settings, methods(())[0], folder.url, "adamw", 1e-3, given.tokens)
         fresh = Results(
             settings=settings,
@@ -394,19 +384,16 @@ def measure(given: argparse.Namespace) -> Results:
             train_tokens=len(dataset.train),
             validation_tokens=len(dataset.validation),
         )
-        results, placement = open_results(given.json, fresh), place_on(given.master)
-        try:
+        results = open_results(given.json, fresh)
+        with started(spark_settings(given.master)) as placement:
             compare(given, results, folder.url, placement)
-        finally:
-            placement.stop()
     return results
 
 
 def main() -> None:
     given = parse()
     results = measure(given) if given.corpus else Results.model_validate_json(given.json.read_text())
-    text = report(results)
-    publish(text, given.write, "strategies", given.name)
+    publish(report(results), given.write, "strategies", given.name)
 
 
 if __name__ == "__main__":

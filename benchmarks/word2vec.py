@@ -17,9 +17,7 @@ Quality, on 200 frequent words (ranks 100 to 300 of those made of letters):
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import multiprocessing
 import shutil
 import statistics
 import tempfile
@@ -32,13 +30,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from gensim.models import Word2Vec
+from measuring import SPAWN, prepare_here
+from reporting import make_parser, markdown
 
-from sparklm.config import CleaningConfig, DataConfig
+from sparklm.config import DataConfig
 from sparklm.embeddings.skipgram import Word2VecSettings
 from sparklm.embeddings.word2vec import train_tables
 from sparklm.placement.in_process import InProcess
 from sparklm.storage import Folder
-from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset
 from sparklm.text.windows import Int64Array
 
@@ -49,7 +48,7 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Run:
-    """What one training gave."""
+    """What came of one training."""
 
     words_per_second: float
     input_VD: FloatArray
@@ -93,7 +92,7 @@ def train_ours(dataset: Dataset, pool: Pool | None, workers: int, seed: int) -> 
 
 
 def split_sentences(dataset: Dataset) -> list[list[str]]:
-    """Give the train split as gensim wants it: documents as lists of words, no longer than it can read."""
+    """The train split as gensim wants it: documents as lists of words, no longer than it can read."""
     tokens, end = dataset.train.read(0, len(dataset.train)), dataset.tokenizer.end_of_text
     names = [str(token_id) for token_id in range(dataset.tokenizer.vocab_size)]
     sentences = []
@@ -167,40 +166,40 @@ def prepare_dataset(source: Path, megabytes: float, tokenizer: str, vocab_size: 
         if size < megabytes * 1e6:
             shutil.copy(path, place / "corpus")
             size += path.stat().st_size
-    folder = Folder(str(place / "dataset"))
     data = DataConfig(corpus=str(place / "corpus"), tokenizer=tokenizer, vocab_size=vocab_size)
-    prepare(data, CleaningConfig(), folder, InProcess())
-    return Dataset(folder)
+    return prepare_here(data, Folder(str(place / "dataset")))
 
 
-def print_speed(runs: dict[str, list[Run]]) -> None:
+def speed_table(runs: dict[str, list[Run]]) -> str:
     medians = {name: statistics.median(run.words_per_second for run in made) for name, made in runs.items()}
-    print("| | median words/s | spread | to gensim, 1 | to gensim, 2 |\n|---|---|---|---|---|")
+    rows = []
     for name, made in runs.items():
         rates = [run.words_per_second for run in made]
-        ratios = " | ".join(f"{medians[name] / medians[peer]:.2f}" for peer in ("gensim, 1", "gensim, 2"))
-        print(f"| {name} | {medians[name]:,.0f} | {min(rates):,.0f} to {max(rates):,.0f} | {ratios} |")
+        ratios = [f"{medians[name] / medians[peer]:.2f}" for peer in ("gensim, 1", "gensim, 2")]
+        rows.append([name, f"{medians[name]:,.0f}", f"{min(rates):,.0f} to {max(rates):,.0f}", *ratios])
+    return markdown(["", "median words/s", "spread", "to gensim, 1", "to gensim, 2"], rows)
 
 
-def print_quality(runs: dict[str, list[Run]], judge: Judge) -> None:
-    print("\n| | overlap with gensim, 1 | Spearman | held-out loss | true context above noise |\n|---|---|---|---|---|")
+def quality_table(runs: dict[str, list[Run]], judge: Judge) -> str:
+    rows = []
     for name, made in runs.items():
         pairs = [(one, other) for one, other in itertools.product(made, runs["gensim, 1"]) if one is not other]
         overlap = statistics.mean(itertools.starmap(judge.overlap, pairs))
         spearman = statistics.mean(itertools.starmap(judge.spearman, pairs))
         loss, ranking = (statistics.mean(figures) for figures in zip(*map(judge.held_out, made), strict=True))
-        print(f"| {name} | {overlap:.3f} | {spearman:.3f} | {loss:.4f} | {ranking:.4f} |")
+        rows.append([name, f"{overlap:.3f}", f"{spearman:.3f}", f"{loss:.4f}", f"{ranking:.4f}"])
+    return markdown(["", "overlap with gensim, 1", "Spearman", "held-out loss", "true context above noise"], rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--megabytes", type=float, default=float("inf"))
     parser.add_argument("--repeats", type=int, choices=range(2, 100), default=3, metavar="N")
     parser.add_argument("--tokenizer", default="word")
     parser.add_argument("--vocab-size", type=int, default=20_000)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place, multiprocessing.get_context("spawn").Pool(2) as pool:
+    with tempfile.TemporaryDirectory() as place, SPAWN.Pool(2) as pool:
         dataset = prepare_dataset(given.folder, given.megabytes, given.tokenizer, given.vocab_size, Path(place))
         sentences = split_sentences(dataset)
         print(f"{len(dataset.train):,} tokens, {dataset.tokenizer.vocab_size:,} ids, {SETTINGS.epochs} epochs\n")
@@ -214,8 +213,7 @@ def main() -> None:
         runs: dict[str, list[Run]] = {name: [] for name in contestants}
         for seed, (name, train) in itertools.product(range(1, given.repeats + 1), contestants.items()):
             runs[name].append(train(seed))
-        print_speed(runs)
-        print_quality(runs, Judge(dataset))
+        print(f"{speed_table(runs)}\n\n{quality_table(runs, Judge(dataset))}")
 
 
 if __name__ == "__main__":

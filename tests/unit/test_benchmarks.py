@@ -7,9 +7,12 @@ import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+
+from sparklm.placement.in_process import InProcess
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))  # as when one of them is run
@@ -134,7 +137,7 @@ def test_predicted_efficiency_has_the_right_limits(exchange: str) -> None:
     assert by_steps == sorted(by_steps)
 
 
-def test_a_collective_meeting_costs_what_is_sent_and_a_message_for_each_slice() -> None:
+def test_a_collective_sync_costs_what_is_sent_and_a_message_for_each_slice() -> None:
     scaling = load("scaling")
     cost = scaling.Cost(fixed_seconds=0.5, seconds_per_byte=1e-6)
     network = scaling.Network(link=1e6, message_seconds=0.01)
@@ -147,10 +150,10 @@ def test_storage_that_all_share_can_be_what_holds_replicas_up() -> None:
 
 
 def test_a_storage_round_cuts_means_as_training_does() -> None:
-    from sparklm.training.sync import storage as by_storage
+    from sparklm.training.sync import storage
 
     scaling = load("scaling")
-    assert (scaling._SMALLEST_SLICE, scaling._MOST_SLICES) == (by_storage._SMALLEST_SLICE, by_storage._MOST_SLICES)
+    assert (scaling._SMALLEST_SLICE, scaling._MOST_SLICES) == (storage._SMALLEST_SLICE, storage._MOST_SLICES)
     free = scaling.Cost(fixed_seconds=0, seconds_per_byte=0)
     network = scaling.Network(link=1.0, message_seconds=0)
     # Two replicas, two slices: six vectors through the link of the first, and its slice: both vectors, and the mean.
@@ -210,7 +213,7 @@ def comparison():
     )
 
 
-def test_rows_are_set_against_the_allreduce_of_their_optimiser(tmp_path: Path) -> None:
+def test_rows_are_set_against_the_allreduce_of_their_optimizer(tmp_path: Path) -> None:
     strategies, results = comparison()
     diloco, diverged = strategies.table(results).splitlines()[-2:]
     assert diloco == ("| muon, 0.01 | diloco at 500 | 2.0200 | 1.0100 | 7.5 | 1.6 MB | 500× | 2 | 2,048 | in turn |")
@@ -230,9 +233,22 @@ def test_a_comparison_goes_on_only_with_its_own_settings(tmp_path: Path) -> None
         strategies.open_results(file, other)
 
 
+def test_a_row_has_how_its_replicas_synced_and_none_goes_without() -> None:
+    strategies = load("strategies")
+    single, allreduce = strategies.methods(())[:2]
+    here, watcher = InProcess(), strategies.ExchangeWatcher()
+    assert [watcher.exchange_of(method, here) for method in (single, allreduce)] == ["", "in turn"]
+    on_spark = Mock(takes_turns=False, description="Spark local[2]")
+    with pytest.raises(AssertionError, match="local"):
+        watcher.exchange_of(allreduce, on_spark)
+    watcher.note("using the dataset d")
+    watcher.note("replicas sync by storage: distributed.exchange says so")
+    assert [watcher.exchange_of(method, on_spark) for method in (single, allreduce)] == ["", "storage"]
+
+
 def test_the_time_of_a_storage_round_is_taken_apart() -> None:
     tax = load("spark_tax")
-    task = {"load": 0.1, "steps": 2.0, "give": 0.2, "save": 0.3}
+    task = {"load": 0.1, "steps": 2.0, "contribute": 0.2, "save": 0.3}
     jobs = []
     for began in (0.0, 4.0, 8.0):
         tasks = [{**task, "task": 2.6}, {**task, "steps": 1.5, "task": 2.1}]
