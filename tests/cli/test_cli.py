@@ -38,6 +38,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.process
 def test_help_names_every_command_and_answers_without_heavy_imports(tmp_path: Path) -> None:
     text = output_of(start_process("--help", cwd=tmp_path))
     for command in ("train", "prepare", "embed", "generate", "predict", "evaluate", "report", "config", "doctor"):
@@ -76,6 +77,7 @@ def test_the_help_names_the_first_presets_of_the_table() -> None:
     assert f"{', '.join(first)}, …" == PRESET_NAMES
 
 
+@pytest.mark.process
 def test_a_process_ends_with_the_exit_code_of_its_command(tmp_path: Path) -> None:
     result = start_process("config", "-c", "no.conf", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
@@ -83,6 +85,7 @@ def test_a_process_ends_with_the_exit_code_of_its_command(tmp_path: Path) -> Non
     assert start_process("watch", ".", "--once", cwd=tmp_path).returncode == 2
 
 
+@pytest.mark.process
 def test_a_tracking_server_that_is_not_there_is_told_before_any_work(place: Path) -> None:
     result = run_command("train", "corpus.txt", "--run", "run", "--mlflow", "http://127.0.0.1:9", cwd=place)
     assert result.returncode == 2
@@ -92,6 +95,7 @@ def test_a_tracking_server_that_is_not_there_is_told_before_any_work(place: Path
     assert not (place / "run").exists()
 
 
+@pytest.mark.process
 def test_the_whole_journey_without_java(place: Path) -> None:
     training = ["train", "corpus.txt", "--master", "none", "--run", "run", *TINY_FLAGS]
     printed = output_of(start_process(*training, cwd=place, PATH="/nowhere", JAVA_HOME=""))
@@ -122,6 +126,7 @@ def test_the_whole_journey_without_java(place: Path) -> None:
     assert "2 runs compared" in (place / "report.html").read_text()
 
 
+@pytest.mark.process
 def test_a_run_is_followed_from_another_shell(place: Path) -> None:
     assert "is not a run, or has only just begun" in run_command("watch", "run", cwd=place).stderr
     command = [sys.executable, "-m", "sparklm", "train", "corpus.txt", "--master", "none", "--run", "run", *TINY_FLAGS]
@@ -187,6 +192,7 @@ def test_token_ids_in_embeddings_and_a_model_out(place: Path) -> None:
     assert (place / "run" / "embeddings.safetensors").read_bytes() == (place / "e.safetensors").read_bytes()
 
 
+@pytest.mark.process
 def test_a_killed_run_goes_on_with_resume_alone_and_ends_with_the_same_bytes(place: Path) -> None:
     many = [*TINY_FLAGS, "--set", "training.epochs=8", "--master", "none"]
     ok("train", "corpus.txt", "--run", "whole", *many, cwd=place)
@@ -209,6 +215,7 @@ def test_a_killed_run_goes_on_with_resume_alone_and_ends_with_the_same_bytes(pla
     assert (place / "cut" / "model.zip").read_bytes() == (place / "whole" / "model.zip").read_bytes()
 
 
+@pytest.mark.process
 def test_an_interrupted_run_says_how_to_go_on(place: Path) -> None:
     process = subprocess.Popen(
         [
@@ -350,6 +357,7 @@ def test_divergence_is_told_in_one_message_with_exit_code_1(place: Path) -> None
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.process
 def test_the_version_is_that_of_the_package(tmp_path: Path) -> None:
     from sparklm import __version__
 

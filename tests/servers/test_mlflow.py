@@ -27,7 +27,7 @@ from tests.run_history import RECORD, epoch_record, epoch_sample, step_records, 
 
 PROGRAM = Path(__file__).parents[2] / ".venv-mlflow" / "bin" / "mlflow"
 START_SECONDS = 120.0
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
 
 
 class Server:

@@ -78,6 +78,7 @@ def test_an_optimizer_that_is_in_no_table_never_becomes_another() -> None:
         build_optimizer(nn.Linear(2, 2), training)
 
 
+@pytest.mark.process
 def test_settings_are_read_without_torch() -> None:
     program = "import sys, sparklm.config.resolve; sparklm.config.resolve.resolve(); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], timeout=60, check=True)

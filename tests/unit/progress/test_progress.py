@@ -212,6 +212,7 @@ def test_a_retry_begins_the_rate_anew() -> None:
     assert tracker.status.training.tokens_per_second == pytest.approx(100)
 
 
+@pytest.mark.process
 def test_a_run_whose_process_was_killed_is_not_waited_for(tmp_path: Path) -> None:
     child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     tracker = Tracker(StatusFile(Folder(str(tmp_path))))

@@ -71,6 +71,7 @@ def test_the_estimate_is_told_part_by_part() -> None:
     assert found.total == sum(getattr(found, part) for part in parts)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "assignments",
     [

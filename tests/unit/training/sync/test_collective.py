@@ -37,6 +37,7 @@ print(json.dumps({"means": results, "texts": texts}))
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("length", "lossy"), [(5 * BLOCK + 7, 3 * BLOCK + 1), (10, 10)])
 def test_three_processes_have_the_mean_and_the_texts_of_all(length: int, lossy: int) -> None:
     def start(rank: int, port: int) -> subprocess.Popen[str]:
