@@ -105,7 +105,7 @@ def _train(
     sample = _write_sample(run, load_model(folder.address(MODEL)), dataset, watcher)
     seconds = {"prepare": seconds_before, "train": trained_at - began, "finish": time.monotonic() - trained_at}
     if result.did_steps or not folder.exists(STATS_JSON):
-        write_statistics(folder, run, dataset.manifest, result, placement, seconds)
+        write_statistics(run, dataset.manifest, result, placement, seconds)
         _write_report(folder, watcher)
     return JobResult(
         records=result.records,

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel
 
 from sparklm.errors import UserError
@@ -65,6 +67,14 @@ class RunFacts:
         number = self.statistics.get("the model's epoch")
         return next((epoch for epoch in self.epochs if epoch.Epoch == number), self.epochs[-1] if self.epochs else None)
 
+    def of_steps(self, field: str) -> npt.NDArray[Any]:
+        """A field of all logged steps."""
+        return np.asarray([getattr(step, field) for step in self.steps])
+
+    def of_epochs(self, column: str) -> list[Any]:
+        """A column of all epochs; None where it was not measured."""
+        return [epoch.figure(column) for epoch in self.epochs]
+
     def final(self, column: str) -> float | None:
         """A figure of the epoch that the model comes from."""
         return None if self.model_epoch is None else self.model_epoch.figure(column)
@@ -98,12 +108,6 @@ class RunFacts:
         return "one process, no Spark" if master == "none" else f"Spark {master}"
 
     @property
-    def model(self) -> str:
-        """The run's network and its main sizes."""
-        shape, window = self.record.config.model, self.record.config.data.window_size
-        return f"{shape.architecture}, {shape.num_layers} × {shape.width}, window {window}"
-
-    @property
     def seconds(self) -> float | None:
         """The time of all epochs that are done."""
         return sum(epoch.TimeStamp for epoch in self.epochs) / 1000 if self.epochs else None
@@ -126,11 +130,14 @@ def gather_facts(run: Folder) -> RunFacts:
             return empty
         return found
 
-    epochs = kept("epochs", _epochs(run), [])
-    why_no_lines = "it was not kept when this run was trained" if epochs else _NO_EPOCH
-    steps = kept("steps", _lines(run, STEPS, StepRecord, why_no_lines), [])
-    samples = kept("samples", _lines(run, SAMPLES, EpochSample, why_no_lines), [])
-    tasks = kept("tasks", _lines(run, TASKS, TaskRecord, why_no_lines), [])
+    def lines(key: str, name: str, kind: type[Line]) -> list[Line]:
+        absent = "it was not kept when this run was trained" if epochs else _NO_EPOCH
+        return kept(key, _read_file(run, name, lambda: read_lines(run, name, kind), absent, "is empty"), [])
+
+    no_epoch = f"is empty: {_NO_EPOCH}"
+    epochs = kept("epochs", _read_file(run, METRICS, lambda: read_metrics(run), _NO_EPOCH, no_epoch), [])
+    steps, samples = lines("steps", STEPS, StepRecord), lines("samples", SAMPLES, EpochSample)
+    tasks = lines("tasks", TASKS, TaskRecord)
     used_spark = bool(tasks) or any(epoch.failedTaskCount is not None for epoch in epochs)
     if not used_spark and (record.config.spark.master == "none" or epochs):
         missing["tasks"] = Missing(NO_SPARK)
@@ -165,23 +172,17 @@ def _attempt(what: str, read: Callable[[], Value]) -> Value | Missing:
         return Missing(f"{what} cannot be read: {str(error).splitlines()[0]}")
 
 
-def _epochs(run: Folder) -> list[EpochRecord] | Missing:
-    if not run.exists(METRICS):
-        return Missing(f"{METRICS} is not there: {_NO_EPOCH}")
-    return _attempt(METRICS, lambda: read_metrics(run)) or Missing(f"{METRICS} is empty: {_NO_EPOCH}")
-
-
-def _lines(run: Folder, name: str, kind: type[Line], why_not: str) -> list[Line] | Missing:
+def _read_file(run: Folder, name: str, read: Callable[[], Value], absent: str, empty: str) -> Value | Missing:
+    """A file of a run, or why it is not shown: it is absent, cannot be read, or is empty."""
     if not run.exists(name):
-        return Missing(f"{name} is not there: {why_not}")
-    return _attempt(name, lambda: read_lines(run, name, kind)) or Missing(f"{name} is empty")
+        return Missing(f"{name} is not there: {absent}")
+    return _attempt(name, read) or Missing(f"{name} {empty}")
 
 
 def _statistics(run: Folder) -> dict[str, Any] | Missing:
-    if not run.exists(STATS_JSON):
-        return Missing(f"{STATS_JSON} is not there: it is written when training ends")
-    found = _attempt(STATS_JSON, lambda: run.read_json(STATS_JSON))
-    return found if isinstance(found, dict | Missing) and found else Missing(f"{STATS_JSON} holds no statistics")
+    nothing = "holds no statistics"
+    found = _read_file(run, STATS_JSON, lambda: run.read_json(STATS_JSON), "it is written when training ends", nothing)
+    return found if isinstance(found, dict | Missing) else Missing(f"{STATS_JSON} {nothing}")
 
 
 def _num_parameters(record: RunRecord, dataset: Dataset | None, statistics: Mapping[str, Any]) -> int | None:

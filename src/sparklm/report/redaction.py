@@ -5,17 +5,7 @@ from __future__ import annotations
 import re
 
 HIDDEN = "(hidden)"
-_SECRET_NAME = re.compile(r"secret|password|token|(access|account|private)[._]?key|credential", re.IGNORECASE)
 _SECRET_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
-
-
-def shown_property(name: str, value: str) -> str:
-    """The value of a property of another program, unless its name sounds like a secret.
-
-    >>> shown_property("spark.hadoop.fs.s3a.secret.key", "k"), shown_property("spark.executor.memory", "4g")
-    ('(hidden)', '4g')
-    """
-    return HIDDEN if _SECRET_NAME.search(name) else hide_credentials(value)
 
 
 def hide_credentials(text: str) -> str:

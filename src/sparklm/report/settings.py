@@ -6,10 +6,12 @@ that are not shown, nor are passwords in addresses.
 
 from __future__ import annotations
 
-from sparklm.config import Config, describe_setting, flat_settings
-from sparklm.report.redaction import hide_credentials, shown_property
+import re
 
-_PROPERTIES = "spark.properties."
+from sparklm.config import Config, flat_settings
+from sparklm.report.redaction import HIDDEN, hide_credentials
+
+_SECRET_NAME = re.compile(r"secret|password|token|(access|account|private)[._]?key|credential", re.IGNORECASE)
 
 
 def shown_settings(config: Config) -> dict[str, object]:
@@ -26,13 +28,7 @@ def shown_settings(config: Config) -> dict[str, object]:
     return {key: _shown(key, value) for key, value in flat_settings(config).items()}
 
 
-def described_settings(config: Config) -> list[tuple[str, object, str]]:
-    """Every setting as (full name, value, what it is)."""
-    return [(key, value, describe_setting(key)) for key, value in shown_settings(config).items()]
-
-
 def _shown(key: str, value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    is_property = key.startswith(_PROPERTIES)
-    return shown_property(key.removeprefix(_PROPERTIES), value) if is_property else hide_credentials(value)
+    if key.startswith("spark.properties.") and _SECRET_NAME.search(key):
+        return HIDDEN
+    return hide_credentials(value) if isinstance(value, str) else value

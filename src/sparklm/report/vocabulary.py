@@ -16,11 +16,10 @@ from sparklm.errors import UserError
 from sparklm.models.model_zip import load_model
 from sparklm.report.charts import BLUE, PURPLE, Plot, chart_text, frame, short
 from sparklm.report.facts import Missing, RunFacts
-from sparklm.text.shards import Dataset
 from sparklm.text.tokenizer import Tokenizer
 from sparklm.training.run import MODEL
 
-MOST_TOKENS = 10_000_000
+_MOST_TOKENS = 10_000_000
 _MOST_BARS, _MOST_RANKS, _MOST_WORDS = 30, 400, 200
 _FEW_WORDS = 20  # fewer make no neighbourhood
 _NUM_NEIGHBOURS = 5
@@ -44,32 +43,33 @@ class TokenCounts:
         ids: list[int] = order[: int((self.counts > 0).sum())].tolist()
         return ids
 
+    def label(self, token: int) -> str:
+        """A token as charts show it."""
+        return chart_text(_visible(self.tokenizer.token_text(token)))
+
 
 @lru_cache(maxsize=1)  # two sections of a page ask
 def count_tokens(facts: RunFacts) -> TokenCounts | Missing:
     """Count the tokens of the run's training text."""
     if facts.dataset is None:
         return facts.missing["dataset"]
+    dataset = facts.dataset
     try:
-        return _count(facts.dataset)
+        return TokenCounts(
+            tokenizer=dataset.tokenizer,
+            counts=dataset.train.count_tokens(dataset.manifest.vocab_size, _MOST_TOKENS),
+            num_counted=min(len(dataset.train), _MOST_TOKENS),
+            num_tokens=len(dataset.train),
+        )
     except UserError as error:
         return Missing(str(error))
-
-
-def _count(dataset: Dataset) -> TokenCounts:
-    return TokenCounts(
-        tokenizer=dataset.tokenizer,
-        counts=dataset.train.count_tokens(dataset.manifest.vocab_size, MOST_TOKENS),
-        num_counted=min(len(dataset.train), MOST_TOKENS),
-        num_tokens=len(dataset.train),
-    )
 
 
 def frequent_tokens(counted: TokenCounts) -> Plot:
     """Draw the most frequent tokens as bars."""
     top = counted.ranked[:_MOST_BARS]
     shares = [100.0 * int(counted.counts[token]) / counted.num_counted for token in top]
-    names = [chart_text(visible(counted.tokenizer.token_text(token))) for token in top]
+    names = [counted.label(token) for token in top]
     figure = frame("percent of the training tokens", "", hovermode="closest", showlegend=False, bargap=0.25)
     figure.add_bar(
         orientation="h",
@@ -99,7 +99,7 @@ def rank_frequency(counted: TokenCounts) -> Plot:
         mode="lines+markers",
         line={"color": PURPLE, "width": 1.5},
         marker={"color": PURPLE, "size": 4},
-        customdata=[chart_text(visible(counted.tokenizer.token_text(ranked[rank - 1]))) for rank in ranks],
+        customdata=[counted.label(ranked[rank - 1]) for rank in ranks],
         hovertemplate="%{customdata}<br>rank %{x:,}: %{y:,} times<extra></extra>",
     )
     figure.update_xaxes(type="log", dtick=1, tickformat=",d")
@@ -123,7 +123,6 @@ def neighbourhood(facts: RunFacts) -> Plot | Missing:
     if len(words) < 3:
         return Missing(f"the text has only {len(words)} tokens that are readable words")
     places = in_plane(unit_rows(vectors)[words])
-    names = [visible(counted.tokenizer.token_text(word)) for word in words]
     figure = frame("first main direction", "second main direction", hovermode="closest", showlegend=False)
     figure.add_scatter(
         x=short(places[:, 0].tolist()),
@@ -135,8 +134,8 @@ def neighbourhood(facts: RunFacts) -> Plot | Missing:
         cliponaxis=False,
         marker={"color": BLUE, "size": 5, "opacity": 0.75},
         customdata=[
-            [chart_text(name), int(counted.counts[word]), near]
-            for name, word, near in zip(names, words, _neighbours(vectors, words, counted), strict=True)
+            [counted.label(word), int(counted.counts[word]), near]
+            for word, near in zip(words, _neighbours(vectors, words, counted), strict=True)
         ],
         hovertemplate="<b>%{customdata[0]}</b>, %{customdata[1]:,} times<br>%{customdata[2]}<extra></extra>",
     )
@@ -174,10 +173,10 @@ def in_plane(vectors: Vectors) -> Vectors:
     return projected
 
 
-def visible(text: str) -> str:
+def _visible(text: str) -> str:
     """Show the spaces and line ends of a token, which would else not be seen.
 
-    >>> visible(" the"), visible(chr(10))
+    >>> _visible(" the"), _visible(chr(10))
     ('␣the', '⏎')
     """
     shown = text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥").replace("\r", "␍")
@@ -187,8 +186,6 @@ def visible(text: str) -> str:
 def _neighbours(vectors: Vectors, words: list[int], counted: TokenCounts) -> list[str]:
     """List, for each word, the tokens of the text whose vectors point most in its direction, with the cosines."""
     return [
-        "<br>".join(
-            f"{cosine:.3f}  {chart_text(visible(counted.tokenizer.token_text(token)))}" for token, cosine in near
-        )
+        "<br>".join(f"{cosine:.3f}  {counted.label(token)}" for token, cosine in near)
         for near in nearest(vectors, words, _NUM_NEIGHBOURS, among=counted.ranked)
     ]
