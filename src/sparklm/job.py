@@ -77,7 +77,7 @@ def train(config: Config, folder: Folder, start: Start, watcher: Watcher, *, kee
             run = run.with_settings(config)
             dataset = _reopen(run, placement, keep_text)
         identified = identify(run=run.run_id)
-        with exporting(folder, run, config.output, watcher.warn) as exporters:
+        with exporting(run, watcher.warn) as exporters:
             result = _train(run, dataset, placement, exporters, time.monotonic() - began)
         forget(identified)  # not when something goes wrong: that is still to be logged
     return result
@@ -107,12 +107,8 @@ def _train(
     if result.did_steps or not folder.exists(STATS_JSON):
         write_statistics(run, dataset.manifest, result, placement, seconds)
         _write_report(folder, watcher)
-    return JobResult(
-        records=result.records,
-        model_record=result.model_record,
-        sample=sample,
-        files=_copy_outputs(folder, config),
-    )
+    files = _copy_outputs(folder, config)
+    return JobResult(records=result.records, model_record=result.model_record, sample=sample, files=files)
 
 
 def check(config: Config, folder: Folder) -> Run | None:

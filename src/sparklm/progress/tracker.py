@@ -151,8 +151,8 @@ class Tracker(Watcher):
         for view in self._views:
             view.show(self.status)
 
-    def _report(self, kind: Kind, text: str, figures: Mapping[str, float] | None = None) -> None:
-        message = Message(kind=kind, text=text, time=time.time(), figures=figures or {})
+    def _report(self, kind: Kind, text: str, figures: Mapping[str, float] = {}) -> None:
+        message = Message(kind=kind, text=text, time=time.time(), figures=figures)
         for view in self._views:
             view.show_message(message)
         messages = [*self.status.messages, message][-_MOST_MESSAGES:]

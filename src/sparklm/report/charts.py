@@ -104,6 +104,11 @@ def mark_epochs(figure: go.Figure, ends: Sequence[int] | None) -> None:
             figure.add_vline(x=end, line={"color": FAINT, "width": 1, "dash": "dot"})
 
 
+def row_axis(figure: go.Figure, names: Sequence[str]) -> None:
+    """Name the rows of horizontal bars, the first at the top."""
+    figure.update_yaxes(tickvals=list(range(len(names))), ticktext=names, range=[len(names) - 0.4, -0.6])
+
+
 def epoch_axis(figure: go.Figure, num_epochs: int) -> None:
     """Let an axis of epochs have whole numbers alone."""
     figure.update_xaxes(title="epoch", tickformat="d", dtick=1 if num_epochs <= 12 else None)

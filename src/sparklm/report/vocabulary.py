@@ -14,7 +14,7 @@ import numpy.typing as npt
 from sparklm.embeddings.nearest import nearest, unit_rows
 from sparklm.errors import UserError
 from sparklm.models.model_zip import load_model
-from sparklm.report.charts import BLUE, PURPLE, Plot, chart_text, frame, short
+from sparklm.report.charts import BLUE, PURPLE, Plot, chart_text, frame, row_axis, short
 from sparklm.report.facts import Missing, RunFacts
 from sparklm.text.tokenizer import Tokenizer
 from sparklm.training.run import MODEL
@@ -79,7 +79,7 @@ def frequent_tokens(counted: TokenCounts) -> Plot:
         customdata=[[name, int(counted.counts[token])] for name, token in zip(names, top, strict=True)],
         hovertemplate="%{customdata[0]}<br>%{customdata[1]:,} times, %{x:.3~g} %<extra></extra>",
     )
-    figure.update_yaxes(tickvals=list(range(len(top))), ticktext=names, range=[len(top) - 0.4, -0.6])
+    row_axis(figure, names)
     return Plot(
         name="frequent-tokens",
         label=f"The {len(top)} most frequent tokens and their share of the training text",
