@@ -252,13 +252,9 @@ def _write_sample(run: Run, trained: TrainedModel, dataset: Dataset, watcher: Wa
 def _output_targets(config: Config) -> list[tuple[str, Folder, str]]:
     """List the copies that the config asks for: what, into which folder, under which name."""
     output = config.output
+    wanted = {MODEL: output.model, METRICS: output.metrics, STATS_TEXT: output.statistics, SAMPLE_TEXT: output.text}
     targets = []
-    for name, address in (
-        (MODEL, output.model),
-        (METRICS, output.metrics),
-        (STATS_TEXT, output.statistics),
-        (SAMPLE_TEXT, output.text),
-    ):
+    for name, address in wanted.items():
         if address is not None:
             local = Folder(address).local_path()
             is_folder = address.endswith("/") or (local is not None and local.is_dir())

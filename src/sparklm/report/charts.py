@@ -66,12 +66,12 @@ def line_style(number: int) -> dict[str, str]:
 
 
 def add_line(
-    figure: go.Figure, name: str, x: Sequence[float], y: Sequence[float | None], color: str, **options: Any
+    figure: go.Figure, name: str, x: Sequence[float], y: Sequence[float | None], color: str, **style: str
 ) -> None:
     """Add a line with a point for every value: for epochs, of which there are few."""
-    line = {"color": color, "width": 2, "dash": options.pop("dash", "solid")}
-    marker = {"color": color, "size": 7, "symbol": options.pop("symbol", "circle")}
-    figure.add_scatter(x=x, y=short(y), name=name, mode="lines+markers", line=line, marker=marker, **options)
+    line = {"color": color, "width": 2, "dash": style.get("dash", "solid")}
+    marker = {"color": color, "size": 7, "symbol": style.get("symbol", "circle")}
+    figure.add_scatter(x=x, y=short(y), name=name, mode="lines+markers", line=line, marker=marker)
 
 
 def add_curve(figure: go.Figure, name: str, x: IntArray, y: FloatArray, color: str, **line: Any) -> None:

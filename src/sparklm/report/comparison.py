@@ -19,7 +19,7 @@ from sparklm.report.charts import (
 )
 from sparklm.report.facts import Missing, RunFacts
 from sparklm.report.parts import Section, Table
-from sparklm.report.settings import shown_settings
+from sparklm.report.redaction import shown_settings
 from sparklm.storage import Folder
 from sparklm.training.metrics import columns_of
 from sparklm.wording import duration, number, text_table
@@ -36,6 +36,8 @@ def run_names(runs: Sequence[Folder]) -> list[str]:
 
 def comparison_sections(all_facts: Sequence[RunFacts]) -> list[Section]:
     """The sections of a page that compares runs, in their order."""
+    training = _curves(all_facts, "training", "training loss", "loss", "TrainingLoss")
+    throughput = _curves(all_facts, "throughput", "tokens per second", "tokens_per_second", "TokensPerSecond")
     settings = _differing_settings(all_facts)
     return [
         Section(
@@ -48,16 +50,8 @@ def comparison_sections(all_facts: Sequence[RunFacts]) -> list[Section]:
             "After each epoch, by the training tokens seen so far: the scale on which runs with other batches compare.",
             [_validation_curves(all_facts)],
         ),
-        Section(
-            "Training loss",
-            "A moving mean.",
-            [_curves(all_facts, "training", "training loss", "loss", "TrainingLoss")],
-        ),
-        Section(
-            "Throughput",
-            "Training tokens per second, a moving mean.",
-            [_curves(all_facts, "throughput", "tokens per second", "tokens_per_second", "TokensPerSecond")],
-        ),
+        Section("Training loss", "A moving mean.", [training]),
+        Section("Throughput", "Training tokens per second, a moving mean.", [throughput]),
         Section(
             "Settings that differ",
             "All others are the same." if len(settings) > 1 else "None: the runs have the same settings.",
@@ -71,7 +65,7 @@ def _final_figures(all_facts: Sequence[RunFacts]) -> list[tuple[str, ...]]:
     columns = columns_of("final")
     labels = [column.label for column in columns.values()]
     rows: list[tuple[str, ...]] = [("run", "state", "parameters", "epochs", *labels, "tokens/s", "time")]
-    for name, facts in zip(run_names([facts.run for facts in all_facts]), all_facts, strict=True):
+    for name, facts in _named(all_facts):
         rows.append(
             (
                 name,
@@ -100,10 +94,9 @@ def _differing_settings(all_facts: Sequence[RunFacts]) -> list[tuple[str, ...]]:
 def comparison_text(all_facts: Sequence[RunFacts]) -> str:
     """Both tables as plain text."""
     settings = _differing_settings(all_facts)
-    different = (
-        ["Settings that differ:", *text_table(settings, left=1)] if len(settings) > 1 else ["No setting differs."]
-    )
-    return "\n".join([*text_table(_final_figures(all_facts), left=1), "", *different])
+    differing = ["Settings that differ:", *text_table(settings, left=1)]
+    lines = [*text_table(_final_figures(all_facts), left=1), ""]
+    return "\n".join(lines + (differing if len(settings) > 1 else ["No setting differs."]))
 
 
 def _validation_curves(all_facts: Sequence[RunFacts]) -> Plot | Missing:
@@ -112,7 +105,7 @@ def _validation_curves(all_facts: Sequence[RunFacts]) -> Plot | Missing:
         losses = facts.of_epochs("ValidationLoss")
         if any(loss is not None for loss in losses):
             seen = list(accumulate(epoch.Tokens for epoch in facts.epochs))
-            add_line(figure, name, seen, losses, **line_style(place))
+            add_line(figure, chart_text(name), seen, losses, **line_style(place))
     if not figure.data:
         return Missing("no run has a validation loss yet")
     label = "Validation loss by training tokens seen, a line a run"
@@ -128,9 +121,9 @@ def _curves(all_facts: Sequence[RunFacts], name: str, title: str, field: str, co
         if by_step:
             even = evenly(len(facts.steps), _MOST_POINTS)
             means = smoothed(facts.of_steps(field))[even]
-            add_curve(figure, run, facts.of_steps("step")[even], means, style["color"], dash=style["dash"])
+            add_curve(figure, chart_text(run), facts.of_steps("step")[even], means, style["color"], dash=style["dash"])
         elif facts.epochs:
-            add_line(figure, run, facts.of_epochs("Epoch"), facts.of_epochs(column), **style)
+            add_line(figure, chart_text(run), facts.of_epochs("Epoch"), facts.of_epochs(column), **style)
     if not figure.data:
         return Missing("no run has done an epoch yet")
     if not by_step:
@@ -140,4 +133,4 @@ def _curves(all_facts: Sequence[RunFacts], name: str, title: str, field: str, co
 
 def _named(all_facts: Sequence[RunFacts]) -> list[tuple[str, RunFacts]]:
     names = run_names([facts.run for facts in all_facts])
-    return [(chart_text(name), facts) for name, facts in zip(names, all_facts, strict=True)]
+    return list(zip(names, all_facts, strict=True))

@@ -48,9 +48,7 @@ class RunFacts:
     run: Folder
     record: RunRecord
     step: int  # of the newest checkpoint
-    total_steps: int | None  # None = the dataset is not there to ask, or too long
-    epoch_steps: list[int] | None  # at which step each recorded epoch ended
-    num_parameters: int | None
+    plan: WindowPlan | None  # None = the dataset is not there to ask, or too long
     is_finished: bool
     used_spark: bool
     epochs: list[EpochRecord]
@@ -78,6 +76,25 @@ class RunFacts:
     def final(self, column: str) -> float | None:
         """A figure of the epoch that the model comes from."""
         return None if self.model_epoch is None else self.model_epoch.figure(column)
+
+    @property
+    def total_steps(self) -> int | None:
+        """The steps of the whole training."""
+        return None if self.plan is None else self.plan.total_steps
+
+    @property
+    def epoch_steps(self) -> list[int] | None:
+        """At which step each recorded epoch ended: by the plan, or else by the steps that were logged."""
+        if self.plan is not None:
+            return [self.plan.epoch_end(epoch.Epoch - 1) for epoch in self.epochs]
+        ends = {step.epoch: step.step for step in self.steps}
+        return [ends[epoch.Epoch] for epoch in self.epochs] if all(e.Epoch in ends for e in self.epochs) else None
+
+    @property
+    def num_parameters(self) -> int | None:
+        """The weights of the run's model, for which the vocabulary's size must be known from somewhere."""
+        vocab_size = self.statistics.get("vocabulary") if self.dataset is None else self.dataset.manifest.vocab_size
+        return count_parameters(self.record.config, vocab_size) if isinstance(vocab_size, int) else None
 
     @property
     def state(self) -> str:
@@ -143,14 +160,11 @@ def gather_facts(run: Folder) -> RunFacts:
         missing["tasks"] = Missing(NO_SPARK)
     statistics = kept("statistics", _statistics(run), {})
     dataset = kept("dataset", _attempt("the dataset", record.open_dataset), None)
-    plan = _plan(record, dataset)
     return RunFacts(
         run=run,
         record=record,
         step=latest_step(run),
-        total_steps=None if plan is None else plan.total_steps,
-        epoch_steps=_steps_of_epochs(epochs, steps, plan),
-        num_parameters=_num_parameters(record, dataset, statistics),
+        plan=_plan(record, dataset),
         is_finished=run.exists(MODEL) and run.exists(STATS_JSON),
         used_spark=used_spark,
         epochs=epochs,
@@ -185,25 +199,9 @@ def _statistics(run: Folder) -> dict[str, Any] | Missing:
     return found if isinstance(found, dict | Missing) else Missing(f"{STATS_JSON} {nothing}")
 
 
-def _num_parameters(record: RunRecord, dataset: Dataset | None, statistics: Mapping[str, Any]) -> int | None:
-    """Count the weights of the run's model, for which the vocabulary's size must be known from somewhere."""
-    vocab_size = statistics.get("vocabulary") if dataset is None else dataset.manifest.vocab_size
-    return count_parameters(record.config, vocab_size) if isinstance(vocab_size, int) else None
-
-
 def _plan(record: RunRecord, dataset: Dataset | None) -> WindowPlan | None:
     """Lay out the run's training again, unless there is no text for it, or all of a long one would have to be read."""
-    if dataset is None:
-        return None
-    if dataset.has_document_windows(record.config.data) and len(dataset.train) > _LONG_TEXT:
+    if dataset is None or (dataset.has_document_windows(record.config.data) and len(dataset.train) > _LONG_TEXT):
         return None
     plan = _attempt("the dataset", lambda: make_plan(record.config, dataset))
     return None if isinstance(plan, Missing) else plan
-
-
-def _steps_of_epochs(epochs: list[EpochRecord], steps: list[StepRecord], plan: WindowPlan | None) -> list[int] | None:
-    """At which steps epochs ended: by the plan, or else by the steps that were logged."""
-    if plan is not None:
-        return [plan.epoch_end(epoch.Epoch - 1) for epoch in epochs]
-    ends = {step.epoch: step.step for step in steps}
-    return [ends[epoch.Epoch] for epoch in epochs] if all(epoch.Epoch in ends for epoch in epochs) else None

@@ -9,7 +9,7 @@ from sparklm.config import describe_setting
 from sparklm.report import curves, vocabulary
 from sparklm.report.facts import NO_SPARK, Missing, RunFacts
 from sparklm.report.parts import Samples, Section, Settings, Table
-from sparklm.report.settings import shown_settings
+from sparklm.report.redaction import shown_settings
 from sparklm.report.timeline import MOST_BARS, timeline
 from sparklm.training.metrics import COLUMNS, Column, columns_of, measured
 from sparklm.training.records import EpochSample
@@ -112,7 +112,7 @@ def _tasks(facts: RunFacts) -> Section:
 
 
 def _memory_and_cpu(facts: RunFacts) -> Section:
-    has_no_jvm = facts.epochs and facts.missing.get("tasks") == Missing(NO_SPARK)
+    has_no_jvm = facts.epochs and not facts.used_spark
     note = [Missing(f"there was no driver JVM: {NO_SPARK}")] if has_no_jvm else []
     memory = curves.group_chart(facts, "memory", "memory", "MB", "Memory by epoch, in megabytes")
     cpu = curves.group_chart(facts, "cpu", "cpu", "percent", "CPU load by epoch, in percent")

@@ -23,7 +23,6 @@ _MOST_TOKENS = 10_000_000
 _MOST_BARS, _MOST_RANKS, _MOST_WORDS = 30, 400, 200
 _FEW_WORDS = 20  # fewer make no neighbourhood
 _NUM_NEIGHBOURS = 5
-Counts = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.float32]
 
 
@@ -32,7 +31,7 @@ class TokenCounts:
     """How often each token occurs in the first tokens of the training text."""
 
     tokenizer: Tokenizer
-    counts: Counts
+    counts: npt.NDArray[np.int64]
     num_counted: int
     num_tokens: int
 
