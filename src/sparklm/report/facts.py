@@ -27,6 +27,7 @@ from sparklm.training.records import SAMPLES, STEPS, TASKS, EpochSample, StepRec
 from sparklm.training.run import MODEL, RunRecord, make_plan, read_run
 
 NO_SPARK = "this run used no Spark: it was trained in one process"
+WRITTEN_LAST = "it is written when training ends"
 _NO_EPOCH = "no epoch is done yet"
 _LONG_TEXT = 100_000_000  # tokens
 Value = TypeVar("Value")
@@ -149,10 +150,10 @@ def gather_facts(run: Folder) -> RunFacts:
 
     def lines(key: str, name: str, kind: type[Line]) -> list[Line]:
         absent = "it was not kept when this run was trained" if epochs else _NO_EPOCH
-        return kept(key, _read_file(run, name, lambda: read_lines(run, name, kind), absent, "is empty"), [])
+        return kept(key, read_file(run, name, lambda: read_lines(run, name, kind), absent), [])
 
     no_epoch = f"is empty: {_NO_EPOCH}"
-    epochs = kept("epochs", _read_file(run, METRICS, lambda: read_metrics(run), _NO_EPOCH, no_epoch), [])
+    epochs = kept("epochs", read_file(run, METRICS, lambda: read_metrics(run), _NO_EPOCH, no_epoch), [])
     steps, samples = lines("steps", STEPS, StepRecord), lines("samples", SAMPLES, EpochSample)
     tasks = lines("tasks", TASKS, TaskRecord)
     used_spark = bool(tasks) or any(epoch.failedTaskCount is not None for epoch in epochs)
@@ -186,8 +187,10 @@ def _attempt(what: str, read: Callable[[], Value]) -> Value | Missing:
         return Missing(f"{what} cannot be read: {str(error).splitlines()[0]}")
 
 
-def _read_file(run: Folder, name: str, read: Callable[[], Value], absent: str, empty: str) -> Value | Missing:
-    """A file of a run, or why it is not shown: it is absent, cannot be read, or is empty."""
+def read_file(
+    run: Folder, name: str, read: Callable[[], Value], absent: str, empty: str = "is empty"
+) -> Value | Missing:
+    """What a file of a run holds, or why it is not shown: it is absent, cannot be read, or is empty."""
     if not run.exists(name):
         return Missing(f"{name} is not there: {absent}")
     return _attempt(name, read) or Missing(f"{name} {empty}")
@@ -195,7 +198,7 @@ def _read_file(run: Folder, name: str, read: Callable[[], Value], absent: str, e
 
 def _statistics(run: Folder) -> dict[str, Any] | Missing:
     nothing = "holds no statistics"
-    found = _read_file(run, STATS_JSON, lambda: run.read_json(STATS_JSON), "it is written when training ends", nothing)
+    found = read_file(run, STATS_JSON, lambda: run.read_json(STATS_JSON), WRITTEN_LAST, nothing)
     return found if isinstance(found, dict | Missing) else Missing(f"{STATS_JSON} {nothing}")
 
 

@@ -15,7 +15,7 @@ from sparklm.embeddings.nearest import nearest, unit_rows
 from sparklm.errors import UserError
 from sparklm.models.model_zip import load_model
 from sparklm.report.charts import BLUE, PURPLE, Plot, chart_text, frame, row_axis, short
-from sparklm.report.facts import Missing, RunFacts
+from sparklm.report.facts import WRITTEN_LAST, Missing, RunFacts, read_file
 from sparklm.text.tokenizer import Tokenizer
 from sparklm.training.run import MODEL
 
@@ -111,12 +111,9 @@ def neighbourhood(facts: RunFacts) -> Plot | Missing:
     counted = count_tokens(facts)
     if isinstance(counted, Missing):
         return counted
-    if not facts.run.exists(MODEL):
-        return Missing(f"{MODEL} is not there: it is written when training ends")
-    try:
-        trained = load_model(facts.run.address(MODEL))
-    except UserError as error:
-        return Missing(str(error))
+    trained = read_file(facts.run, MODEL, lambda: load_model(facts.run.address(MODEL)), WRITTEN_LAST)
+    if isinstance(trained, Missing):
+        return trained
     vectors = trained.model.token_embeddings.detach().numpy()
     words = readable_tokens(counted)
     if len(words) < 3:
