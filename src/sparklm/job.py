@@ -77,7 +77,7 @@ def train(config: Config, folder: Folder, start: Start, watcher: Watcher, *, kee
             run = run.with_settings(config)
             dataset = _reopen(run, placement, keep_text)
         identified = identify(run=run.run_id)
-        with exporting(folder, run, config.output, watcher.warn) as exporters:
+        with exporting(run, watcher.warn) as exporters:
             result = _train(run, dataset, placement, exporters, time.monotonic() - began)
         forget(identified)  # not when something goes wrong: that is still to be logged
     return result
@@ -105,14 +105,10 @@ def _train(
     sample = _write_sample(run, load_model(folder.address(MODEL)), dataset, watcher)
     seconds = {"prepare": seconds_before, "train": trained_at - began, "finish": time.monotonic() - trained_at}
     if result.did_steps or not folder.exists(STATS_JSON):
-        write_statistics(folder, run, dataset.manifest, result, placement, seconds)
+        write_statistics(run, dataset.manifest, result, placement, seconds)
         _write_report(folder, watcher)
-    return JobResult(
-        records=result.records,
-        model_record=result.model_record,
-        sample=sample,
-        files=_copy_outputs(folder, config),
-    )
+    files = _copy_outputs(folder, config)
+    return JobResult(records=result.records, model_record=result.model_record, sample=sample, files=files)
 
 
 def check(config: Config, folder: Folder) -> Run | None:
@@ -256,13 +252,9 @@ def _write_sample(run: Run, trained: TrainedModel, dataset: Dataset, watcher: Wa
 def _output_targets(config: Config) -> list[tuple[str, Folder, str]]:
     """List the copies that the config asks for: what, into which folder, under which name."""
     output = config.output
+    wanted = {MODEL: output.model, METRICS: output.metrics, STATS_TEXT: output.statistics, SAMPLE_TEXT: output.text}
     targets = []
-    for name, address in (
-        (MODEL, output.model),
-        (METRICS, output.metrics),
-        (STATS_TEXT, output.statistics),
-        (SAMPLE_TEXT, output.text),
-    ):
+    for name, address in wanted.items():
         if address is not None:
             local = Folder(address).local_path()
             is_folder = address.endswith("/") or (local is not None and local.is_dir())

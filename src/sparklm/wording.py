@@ -34,7 +34,7 @@ def duration(seconds: float | None) -> str:
     return " ".join(f"{amount} {unit}" for unit, amount in units[first : first + 2])
 
 
-def number(value: float | None, form: str = ",.4g") -> str:
+def number(value: float | None, form: str) -> str:
     """A figure as `format` writes it; one that was not measured is a dash."""
     return UNKNOWN if value is None else format(value, form)
 

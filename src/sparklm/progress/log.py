@@ -6,31 +6,26 @@ import logging
 import time
 from collections.abc import Callable
 
-from sparklm.progress.status import Message, Status
+from sparklm.progress.status import Message, Status, View
 
 _PROGRESS_SECONDS = 10.0
 _EVENTS = {"stage": "stage begins", "note": "note", "warning": "warning", "epoch": "epoch done"}
 _logger = logging.getLogger("sparklm.job")
 
 
-class LogView:
-    """A view: the log under `sparklm.job`."""
+class LogView(View):
+    """The log under `sparklm.job`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._next = clock, clock() + _PROGRESS_SECONDS
 
     def show(self, status: Status) -> None:
         """Log how far training is, now and then."""
-        training = status.training if status.is_training else None
-        if training is None or training.loss is None or self._clock() < self._next:
-            return
-        self._next = self._clock() + _PROGRESS_SECONDS
-        _logger.info("progress", extra=training.model_dump(exclude_none=True))
+        if status.training_now is not None and self._clock() >= self._next:
+            self._next = self._clock() + _PROGRESS_SECONDS
+            _logger.info("progress", extra=status.training_now.model_dump(exclude_none=True))
 
     def show_message(self, message: Message) -> None:
         """Log a message, with its figures where it has any."""
         level = logging.WARNING if message.kind == "warning" else logging.INFO
         _logger.log(level, _EVENTS[message.kind], extra=dict(message.figures) or {"text": message.text})
-
-    def close(self) -> None:
-        """There is nothing to clear."""

@@ -7,9 +7,8 @@ A `Tracker` keeps a `Status` and passes it on to views: the terminal, plain line
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -17,7 +16,6 @@ from sparklm.storage import Folder, LiveFile, read_live
 from sparklm.training.run import CONFIG
 
 STATUS = "status.json"
-STATUS_FORMAT = "sparklm status 1"
 _LOCAL_SECONDS, _REMOTE_SECONDS = 1.0, 5.0  # from one writing of the file to the next
 Outcome = Literal["finished", "failed", "interrupted"]
 Kind = Literal["stage", "note", "warning", "epoch"]
@@ -58,7 +56,7 @@ class Status(BaseModel):
     """status.json."""
 
     model_config = ConfigDict(frozen=True)
-    format: str = STATUS_FORMAT
+    format: str = "sparklm status 1"
     host: str
     process_id: int
     updated: float
@@ -70,9 +68,14 @@ class Status(BaseModel):
     num_messages: int = 0  # ever
     outcome: Outcome | None = None
 
+    @property
+    def training_now(self) -> Training | None:
+        """How far training is, while it is under way and has a loss to show."""
+        return self.training if self.is_training and self.training and self.training.loss is not None else None
 
-class View(Protocol):
-    """A place where a job is shown."""
+
+class View:
+    """A place where a job is shown. Shows nothing; subclasses override what they care for."""
 
     def show(self, status: Status) -> None:
         """Show how the job stands. Called often."""
@@ -84,13 +87,13 @@ class View(Protocol):
         """Show nothing more."""
 
 
-class StatusFile:
-    """A view: status.json in the run folder."""
+class StatusFile(View):
+    """status.json in the run folder."""
 
-    def __init__(self, run: Folder, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, run: Folder) -> None:
         place = run.absolute().local_path()
         self._run, self._has_news = run, False
-        self._file = LiveFile(run, STATUS, _REMOTE_SECONDS if place is None else _LOCAL_SECONDS, clock)
+        self._file = LiveFile(run, STATUS, _REMOTE_SECONDS if place is None else _LOCAL_SECONDS)
         self._status: Status | None = None
         self._missing = [] if place is None else [each for each in (place, *place.parents) if not each.exists()]
 
@@ -108,16 +111,14 @@ class StatusFile:
     def close(self) -> None:
         """Write how it ended; of a run that never began, leave nothing."""
         with contextlib.suppress(Exception):  # no progress is worth a run
-            if not self._run.exists(CONFIG):
-                self._remove()
-            elif self._status is not None:
-                self._file.write(self._status, now=True)
-
-    def _remove(self) -> None:
-        self._run.remove(STATUS)
-        for folder in self._missing:
-            with contextlib.suppress(FileNotFoundError):  # what had begun there may have been cleared away
-                folder.rmdir()  # refused where something was left in it
+            if self._run.exists(CONFIG):
+                if self._status is not None:
+                    self._file.write(self._status, now=True)
+                return
+            self._run.remove(STATUS)
+            for folder in self._missing:
+                with contextlib.suppress(FileNotFoundError):  # what had begun there may have been cleared away
+                    folder.rmdir()  # refused where something was left in it
 
 
 def read_status(run: Folder) -> Status | None:

@@ -25,11 +25,10 @@ def console_view(console: Console) -> View:
     return TerminalView(console) if console.is_terminal else PlainView(console)
 
 
-class TerminalView:
+class TerminalView(View):
     """Messages, and below them, always on the last lines, how the job stands."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
         self._spinner = Spinner("dots")
         self._live = Live(console=console, refresh_per_second=8, transient=True)
         self._live.start()
@@ -40,7 +39,7 @@ class TerminalView:
 
     def show_message(self, message: Message) -> None:
         """Print above them."""
-        _print(self._live.console, message)
+        _print_message(self._live.console, message)
 
     def close(self) -> None:
         """Clear the last lines."""
@@ -54,8 +53,8 @@ class TerminalView:
             title, done, total = status.tasks
             grid.add_row(self._spinner, title, ProgressBar(total, done, width=_BAR_WIDTH), f"{done}/{total} tasks")
             return grid
-        training = status.training
-        if training is None or training.loss is None or not status.is_training:
+        training = status.training_now
+        if training is None:
             grid.add_row(self._spinner, "at work")
             return grid
         bar = ProgressBar(training.total_steps, training.step, width=_BAR_WIDTH)
@@ -66,7 +65,7 @@ class TerminalView:
         return outer
 
 
-class PlainView:
+class PlainView(View):
     """Lines for files and pipes."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -75,19 +74,14 @@ class PlainView:
 
     def show(self, status: Status) -> None:
         """Print a line every few seconds."""
-        if self._clock() < self._next or status.outcome is not None:
-            return
-        line = describe(status)
-        if line:
+        line = describe(status) if status.outcome is None else ""
+        if line and self._clock() >= self._next:
             self._next = self._clock() + _PLAIN_SECONDS
-            self._console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+            _print(self._console, f"  {line}")
 
     def show_message(self, message: Message) -> None:
         """Print it."""
-        _print(self._console, message)
-
-    def close(self) -> None:
-        """There is nothing to clear."""
+        _print_message(self._console, message)
 
 
 def describe(status: Status) -> str:
@@ -95,18 +89,17 @@ def describe(status: Status) -> str:
     if status.tasks is not None:
         title, done, total = status.tasks
         return f"{title}: {done}/{total} tasks"
-    training = status.training
-    if training is None or training.loss is None or not status.is_training:
-        return ""
-    return ", ".join([_place(training), _steps(training), *_figures(training)])
+    training = status.training_now
+    return "" if training is None else ", ".join([_place(training), _steps(training), *_figures(training)])
 
 
-def _print(console: Console, message: Message) -> None:
-    styles = {"stage": "bold", "warning": "yellow"}
+def _print_message(console: Console, message: Message) -> None:
     indent = "" if message.kind == "stage" else "  "
-    console.print(
-        f"{indent}{message.text}", style=styles.get(message.kind), highlight=False, markup=False, soft_wrap=True
-    )
+    _print(console, indent + message.text, {"stage": "bold", "warning": "yellow"}.get(message.kind))
+
+
+def _print(console: Console, line: str, style: str | None = None) -> None:
+    console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 def _place(training: Training) -> str:
@@ -125,12 +118,9 @@ def _figures(training: Training) -> list[str]:
         figures.append(f"validation {training.validation_loss:.3f}")
     if training.tokens_per_second is not None:
         figures.append(f"{training.tokens_per_second:,.0f} tokens/s")
-    shares = (
-        ("data", training.data_share),
-        ("exchange", training.exchange_share),
-        ("overhead", training.overhead_share),
-    )
-    figures += [f"{name} {100 * share:.0f} %" for name, share in shares]
+    figures.append(f"data {100 * training.data_share:.0f} %")
+    figures.append(f"exchange {100 * training.exchange_share:.0f} %")
+    figures.append(f"overhead {100 * training.overhead_share:.0f} %")
     if training.failed_tasks:
         figures.append(count(training.failed_tasks, "failed task"))
     if training.retries:

@@ -29,7 +29,6 @@ class Tracker(Watcher):
     def __init__(self, *views: View, clock: Callable[[], float] = time.monotonic) -> None:
         self._views, self._clock = list(views), clock
         self.status = Status(host=socket.gethostname(), process_id=os.getpid(), updated=time.time())
-        self._plan: WindowPlan | None = None
         self._round_stops: Sequence[int] = ()
         self._began, self._first_step, self._epoch_began, self._next_step = 0.0, 0, 0.0, 0.0
         self._worked: deque[tuple[float, int]] = deque()  # seconds of work and tokens of this epoch, for the rate
@@ -78,7 +77,7 @@ class Tracker(Watcher):
 
     def training_starts(self, step: int, plan: WindowPlan) -> None:
         """Show how much there is to do."""
-        self._plan, self._began, self._first_step = plan, self._clock(), step
+        self._began, self._first_step = self._clock(), step
         self._update(training=Training(epochs=plan.epochs, step=step, total_steps=plan.total_steps), tasks=None)
         if step >= plan.total_steps:
             self.note("this run is complete: there is nothing left to train")
@@ -94,22 +93,22 @@ class Tracker(Watcher):
 
     def step_done(self, progress: StepProgress) -> None:
         """Show rates, shares and the time left, unless steps come too fast to be seen."""
-        now = self._clock()
-        if now < self._next_step:
+        now, training = self._clock(), self.status.training
+        if training is None or now < self._next_step:
             return
         self._next_step = now + _STEP_SECONDS
         in_epoch, phases = now - self._epoch_began, progress.phases
+        exchange = sum(phases.get(phase, 0.0) for phase in ("exchange", "reduce", "broadcast"))
+        done, left = progress.step - self._first_step, training.total_steps - progress.step
         self._update_training(
             step=progress.step,
             loss=progress.loss,
             round=1 + bisect_left(self._round_stops, progress.step),
             tokens_per_second=self._rate(progress),
             data_share=_share(phases.get("data", 0.0), in_epoch),
-            exchange_share=_share(
-                sum(phases.get(phase, 0.0) for phase in ("exchange", "reduce", "broadcast")), in_epoch
-            ),
+            exchange_share=_share(exchange, in_epoch),
             overhead_share=_share(in_epoch - sum(phases.values()), in_epoch),
-            seconds_left=self._seconds_left(now, progress.step),
+            seconds_left=(now - self._began) / done * left if done > 0 else None,
         )
 
     def epoch_done(self, record: EpochRecord, steps: Sequence[StepRecord], sample: EpochSample | None) -> None:
@@ -132,7 +131,7 @@ class Tracker(Watcher):
             "retries": record.Retries,
         }
         known = {name: value for name, value in figures.items() if value is not None}
-        self._report("epoch", describe_epoch(record), known)
+        self._report("epoch", _describe_epoch(record), known)
 
     def _rate(self, progress: StepProgress) -> float | None:
         """The tokens of a second of work lately; replicas that take turns or wait for a slot are not at work."""
@@ -143,11 +142,6 @@ class Tracker(Watcher):
         since, before = self._worked[0]
         return (progress.tokens - before) / (worked - since) if worked > since else None
 
-    def _seconds_left(self, now: float, step: int) -> float | None:
-        done = step - self._first_step
-        left = self._plan.total_steps - step if self._plan is not None else 0
-        return (now - self._began) / done * left if done > 0 else None
-
     def _update_training(self, **changes: object) -> None:
         if self.status.training is not None:
             self._update(training=self.status.training.model_copy(update=changes))
@@ -157,19 +151,15 @@ class Tracker(Watcher):
         for view in self._views:
             view.show(self.status)
 
-    def _report(self, kind: Kind, text: str, figures: Mapping[str, float] | None = None) -> None:
-        message = Message(kind=kind, text=text, time=time.time(), figures=figures or {})
-        messages = [*self.status.messages, message][-_MOST_MESSAGES:]
-        self.status = self.status.model_copy(
-            update={"messages": messages, "num_messages": self.status.num_messages + 1, "updated": message.time}
-        )
+    def _report(self, kind: Kind, text: str, figures: Mapping[str, float] = {}) -> None:
+        message = Message(kind=kind, text=text, time=time.time(), figures=figures)
         for view in self._views:
             view.show_message(message)
-            view.show(self.status)
+        messages = [*self.status.messages, message][-_MOST_MESSAGES:]
+        self._update(messages=messages, num_messages=self.status.num_messages + 1)
 
 
-def describe_epoch(record: EpochRecord) -> str:
-    """An epoch's figures in a line."""
+def _describe_epoch(record: EpochRecord) -> str:
     validation = failures = ""
     if record.ValidationLoss is not None:
         perplexity = "" if record.Perplexity is None else f", perplexity {record.Perplexity:.1f}"

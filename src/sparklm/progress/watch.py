@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import socket
 import time
+
+import psutil
 
 from sparklm.errors import UserError
 from sparklm.progress.status import Message, Outcome, Status, View, read_status
@@ -54,14 +54,7 @@ def _first_status(run: Folder) -> Status:
 
 def _is_gone(status: Status) -> bool:
     """Whether the process has ended without writing so; known only of this machine's."""
-    if status.host != socket.gethostname():
-        return False
-    with contextlib.suppress(PermissionError):
-        try:
-            os.kill(status.process_id, 0)
-        except ProcessLookupError:
-            return True
-    return False
+    return status.host == socket.gethostname() and not psutil.pid_exists(status.process_id)
 
 
 def _warn(view: View, text: str) -> None:

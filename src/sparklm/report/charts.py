@@ -25,6 +25,7 @@ MOST_POINTS = 2000
 _SMOOTH_FROM = 100  # with fewer points a line needs no smoothing
 _MOST_EPOCH_LINES = 30
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,37 +66,35 @@ def line_style(number: int) -> dict[str, str]:
 
 
 def add_line(
-    figure: go.Figure, name: str, x: Sequence[float], y: Sequence[float | None], color: str, **options: Any
+    figure: go.Figure, name: str, x: Sequence[float], y: Sequence[float | None], color: str, **style: str
 ) -> None:
     """Add a line with a point for every value: for epochs, of which there are few."""
-    line = {"color": color, "width": 2, "dash": options.pop("dash", "solid")}
-    marker = {"color": color, "size": 7, "symbol": options.pop("symbol", "circle")}
-    figure.add_scatter(x=x, y=short(y), name=name, mode="lines+markers", line=line, marker=marker, **options)
+    line = {"color": color, "width": 2, "dash": style.get("dash", "solid")}
+    marker = {"color": color, "size": 7, "symbol": style.get("symbol", "circle")}
+    figure.add_scatter(x=x, y=short(y), name=name, mode="lines+markers", line=line, marker=marker)
 
 
-def add_steps(figure: go.Figure, name: str, x: Sequence[int], y: Sequence[float], color: str, pale: str) -> None:
-    """Add a line of many points; where there are very many, a pale one, and its moving mean over it."""
-    steps, values = np.asarray(x), np.asarray(y, dtype=np.float64)
-    is_long = len(values) > _SMOOTH_FROM
-    kept = thinned(values)
+def add_curve(figure: go.Figure, name: str, x: IntArray, y: FloatArray, color: str, **line: Any) -> None:
+    """Add a line without points: for steps, of which there are many. One value alone is a point."""
     figure.add_scatter(
-        x=steps[kept].tolist(),
-        y=short(values[kept].tolist()),
-        name=f"{name}, each logged step" if is_long else name,
-        mode="lines" if len(values) > 1 else "markers",
-        line={"color": pale if is_long else color, "width": 1 if is_long else 2},
+        x=x.tolist(),
+        y=short(y.tolist()),
+        name=name,
+        mode="lines" if len(x) > 1 else "markers",
+        line={"color": color, "width": 2} | line,
         marker={"color": color},
-        hoverinfo="skip" if is_long else "all",
     )
-    if is_long:
-        even = evenly(len(values), MOST_POINTS)
-        figure.add_scatter(
-            x=steps[even].tolist(),
-            y=short(smoothed(values)[even].tolist()),
-            name=f"{name}, moving mean",
-            mode="lines",
-            line={"color": color, "width": 2},
-        )
+
+
+def add_steps(figure: go.Figure, name: str, x: IntArray, y: FloatArray, color: str, pale: str) -> None:
+    """Add a line of many points; where there are very many, a pale one, and its moving mean over it."""
+    if len(y) <= _SMOOTH_FROM:
+        add_curve(figure, name, x, y, color)
+        return
+    kept, even = thinned(y), evenly(len(y), MOST_POINTS)
+    add_curve(figure, f"{name}, each logged step", x[kept], y[kept], pale, width=1)
+    figure.data[-1].hoverinfo = "skip"
+    add_curve(figure, f"{name}, moving mean", x[even], smoothed(y)[even], color)
 
 
 def mark_epochs(figure: go.Figure, ends: Sequence[int] | None) -> None:
@@ -105,6 +104,11 @@ def mark_epochs(figure: go.Figure, ends: Sequence[int] | None) -> None:
             figure.add_vline(x=end, line={"color": FAINT, "width": 1, "dash": "dot"})
 
 
+def row_axis(figure: go.Figure, names: Sequence[str]) -> None:
+    """Name the rows of horizontal bars, the first at the top."""
+    figure.update_yaxes(tickvals=list(range(len(names))), ticktext=names, range=[len(names) - 0.4, -0.6])
+
+
 def epoch_axis(figure: go.Figure, num_epochs: int) -> None:
     """Let an axis of epochs have whole numbers alone."""
     figure.update_xaxes(title="epoch", tickformat="d", dtick=1 if num_epochs <= 12 else None)
@@ -112,7 +116,7 @@ def epoch_axis(figure: go.Figure, num_epochs: int) -> None:
         figure.update_xaxes(range=[0.5, 1.5])
 
 
-def thinned(values: FloatArray, most: int = MOST_POINTS) -> npt.NDArray[np.int64]:
+def thinned(values: FloatArray, most: int = MOST_POINTS) -> IntArray:
     """Choose which points of a long row to draw: its ends, and of every stretch the least and the greatest.
 
     So no spike is lost, however many points go.
@@ -127,7 +131,7 @@ def thinned(values: FloatArray, most: int = MOST_POINTS) -> npt.NDArray[np.int64
     return np.unique([0, *extremes, len(values) - 1])
 
 
-def evenly(num_values: int, most: int) -> npt.NDArray[np.int64]:
+def evenly(num_values: int, most: int) -> IntArray:
     """The places of at most so many values, at even distances, the first and the last among them."""
     return np.unique(np.linspace(0, num_values - 1, min(num_values, most)).astype(np.int64))
 

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-
-import numpy as np
+from collections.abc import Sequence
+from itertools import accumulate
 
 from sparklm.report.charts import (
     Plot,
+    add_curve,
     add_line,
     chart_text,
     epoch_axis,
     evenly,
     frame,
     line_style,
-    short,
     smoothed,
 )
 from sparklm.report.facts import Missing, RunFacts
 from sparklm.report.parts import Section, Table
-from sparklm.report.settings import shown_settings
+from sparklm.report.redaction import shown_settings
 from sparklm.storage import Folder
-from sparklm.training.metrics import EpochRecord, columns_of
-from sparklm.training.records import StepRecord
+from sparklm.training.metrics import columns_of
 from sparklm.wording import duration, number, text_table
 
 _MOST_POINTS = 800  # of a run: there are several
@@ -38,20 +36,22 @@ def run_names(runs: Sequence[Folder]) -> list[str]:
 
 def comparison_sections(all_facts: Sequence[RunFacts]) -> list[Section]:
     """The sections of a page that compares runs, in their order."""
-    settings = differing_settings(all_facts)
+    training = _curves(all_facts, "training", "training loss", "loss", "TrainingLoss")
+    throughput = _curves(all_facts, "throughput", "tokens per second", "tokens_per_second", "TokensPerSecond")
+    settings = _differing_settings(all_facts)
     return [
         Section(
             "Final figures",
             "Of the epoch whose weights the model has; of the last one that is done, where a run has no model yet.",
-            [Table(final_figures(all_facts))],
+            [Table(_final_figures(all_facts))],
         ),
         Section(
             "Validation loss",
             "After each epoch, by the training tokens seen so far: the scale on which runs with other batches compare.",
-            [validation_curves(all_facts)],
+            [_validation_curves(all_facts)],
         ),
-        Section("Training loss", "A moving mean.", [training_curves(all_facts)]),
-        Section("Throughput", "Training tokens per second, a moving mean.", [throughput_curves(all_facts)]),
+        Section("Training loss", "A moving mean.", [training]),
+        Section("Throughput", "Training tokens per second, a moving mean.", [throughput]),
         Section(
             "Settings that differ",
             "All others are the same." if len(settings) > 1 else "None: the runs have the same settings.",
@@ -60,12 +60,12 @@ def comparison_sections(all_facts: Sequence[RunFacts]) -> list[Section]:
     ]
 
 
-def final_figures(all_facts: Sequence[RunFacts]) -> list[tuple[str, ...]]:
+def _final_figures(all_facts: Sequence[RunFacts]) -> list[tuple[str, ...]]:
     """The table of final figures, its head first."""
     columns = columns_of("final")
     labels = [column.label for column in columns.values()]
     rows: list[tuple[str, ...]] = [("run", "state", "parameters", "epochs", *labels, "tokens/s", "time")]
-    for name, facts in zip(run_names([facts.run for facts in all_facts]), all_facts, strict=True):
+    for name, facts in _named(all_facts):
         rows.append(
             (
                 name,
@@ -80,78 +80,50 @@ def final_figures(all_facts: Sequence[RunFacts]) -> list[tuple[str, ...]]:
     return rows
 
 
-def differing_settings(all_facts: Sequence[RunFacts]) -> list[tuple[str, ...]]:
+def _differing_settings(all_facts: Sequence[RunFacts]) -> list[tuple[str, ...]]:
     """The table of the settings that are not the same in all runs, its head first."""
     settings = [shown_settings(facts.record.config) for facts in all_facts]
-    keys = dict.fromkeys(key for values in settings for key in values if key != _OWN_PLACE)
-    differing = [key for key in keys if any(values.get(key) != settings[0].get(key) for values in settings)]
-    head = ("setting", *run_names([facts.run for facts in all_facts]))
-    return [head, *((key, *(_shown(values.get(key)) for values in settings)) for key in differing)]
+    rows: list[tuple[str, ...]] = [("setting", *run_names([facts.run for facts in all_facts]))]
+    for key in dict.fromkeys(key for values in settings for key in values if key != _OWN_PLACE):
+        values = [json.dumps(each.get(key), ensure_ascii=False) for each in settings]
+        if len(set(values)) > 1:
+            rows.append((key, *values))
+    return rows
 
 
 def comparison_text(all_facts: Sequence[RunFacts]) -> str:
     """Both tables as plain text."""
-    settings = differing_settings(all_facts)
-    different = (
-        ["Settings that differ:", *text_table(settings, left=1)] if len(settings) > 1 else ["No setting differs."]
-    )
-    return "\n".join([*text_table(final_figures(all_facts), left=1), "", *different])
+    settings = _differing_settings(all_facts)
+    differing = ["Settings that differ:", *text_table(settings, left=1)]
+    lines = [*text_table(_final_figures(all_facts), left=1), ""]
+    return "\n".join(lines + (differing if len(settings) > 1 else ["No setting differs."]))
 
 
-def validation_curves(all_facts: Sequence[RunFacts]) -> Plot | Missing:
-    """The validation loss of all runs."""
+def _validation_curves(all_facts: Sequence[RunFacts]) -> Plot | Missing:
     figure = frame("training tokens seen", "validation loss", hovermode="closest")
     for place, (name, facts) in enumerate(_named(all_facts)):
-        losses = [epoch.ValidationLoss for epoch in facts.epochs]
+        losses = facts.of_epochs("ValidationLoss")
         if any(loss is not None for loss in losses):
-            seen = np.cumsum([epoch.Tokens for epoch in facts.epochs]).tolist()
-            add_line(figure, name, seen, losses, **line_style(place))
+            seen = list(accumulate(epoch.Tokens for epoch in facts.epochs))
+            add_line(figure, chart_text(name), seen, losses, **line_style(place))
     if not figure.data:
         return Missing("no run has a validation loss yet")
     label = "Validation loss by training tokens seen, a line a run"
     return Plot(name="validation", label=label, figure=figure, height=400)
 
 
-def training_curves(all_facts: Sequence[RunFacts]) -> Plot | Missing:
-    """The training loss of all runs: by step, or by epoch if not all have steps."""
-    return _curves(all_facts, "training", "training loss", lambda step: step.loss, lambda epoch: epoch.TrainingLoss)
-
-
-def throughput_curves(all_facts: Sequence[RunFacts]) -> Plot | Missing:
-    """The tokens per second of all runs: by step, or by epoch if not all have steps."""
-    return _curves(
-        all_facts,
-        "throughput",
-        "tokens per second",
-        lambda step: step.tokens_per_second,
-        lambda epoch: epoch.TokensPerSecond,
-    )
-
-
-def _curves(
-    all_facts: Sequence[RunFacts],
-    name: str,
-    title: str,
-    of_step: Callable[[StepRecord], float],
-    of_epoch: Callable[[EpochRecord], float],
-) -> Plot | Missing:
+def _curves(all_facts: Sequence[RunFacts], name: str, title: str, field: str, column: str) -> Plot | Missing:
+    """A field of all runs' logged steps, or, if not all have steps, a column of their epochs."""
     by_step = all(facts.steps for facts in all_facts)
     figure = frame("step" if by_step else "epoch", title, hovermode="closest")
     for place, (run, facts) in enumerate(_named(all_facts)):
         style = line_style(place)
         if by_step:
-            means = smoothed(np.asarray([of_step(step) for step in facts.steps]))
-            even = evenly(len(means), _MOST_POINTS)
-            figure.add_scatter(
-                x=[facts.steps[index].step for index in even],
-                y=short(means[even].tolist()),
-                name=run,
-                mode="lines" if len(means) > 1 else "markers",
-                line={"color": style["color"], "dash": style["dash"], "width": 2},
-            )
+            even = evenly(len(facts.steps), _MOST_POINTS)
+            means = smoothed(facts.of_steps(field))[even]
+            add_curve(figure, chart_text(run), facts.of_steps("step")[even], means, style["color"], dash=style["dash"])
         elif facts.epochs:
-            places = [epoch.Epoch for epoch in facts.epochs]
-            add_line(figure, run, places, [of_epoch(epoch) for epoch in facts.epochs], **style)
+            add_line(figure, chart_text(run), facts.of_epochs("Epoch"), facts.of_epochs(column), **style)
     if not figure.data:
         return Missing("no run has done an epoch yet")
     if not by_step:
@@ -161,8 +133,4 @@ def _curves(
 
 def _named(all_facts: Sequence[RunFacts]) -> list[tuple[str, RunFacts]]:
     names = run_names([facts.run for facts in all_facts])
-    return [(chart_text(name), facts) for name, facts in zip(names, all_facts, strict=True)]
-
-
-def _shown(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return list(zip(names, all_facts, strict=True))

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel
 
 from sparklm.errors import UserError
@@ -25,6 +27,7 @@ from sparklm.training.records import SAMPLES, STEPS, TASKS, EpochSample, StepRec
 from sparklm.training.run import MODEL, RunRecord, make_plan, read_run
 
 NO_SPARK = "this run used no Spark: it was trained in one process"
+WRITTEN_LAST = "it is written when training ends"
 _NO_EPOCH = "no epoch is done yet"
 _LONG_TEXT = 100_000_000  # tokens
 Value = TypeVar("Value")
@@ -46,9 +49,7 @@ class RunFacts:
     run: Folder
     record: RunRecord
     step: int  # of the newest checkpoint
-    total_steps: int | None  # None = the dataset is not there to ask, or too long
-    epoch_steps: list[int] | None  # at which step each recorded epoch ended
-    num_parameters: int | None
+    plan: WindowPlan | None  # None = the dataset is not there to ask, or too long
     is_finished: bool
     used_spark: bool
     epochs: list[EpochRecord]
@@ -65,9 +66,36 @@ class RunFacts:
         number = self.statistics.get("the model's epoch")
         return next((epoch for epoch in self.epochs if epoch.Epoch == number), self.epochs[-1] if self.epochs else None)
 
+    def of_steps(self, field: str) -> npt.NDArray[Any]:
+        """A field of all logged steps."""
+        return np.asarray([getattr(step, field) for step in self.steps])
+
+    def of_epochs(self, column: str) -> list[Any]:
+        """A column of all epochs; None where it was not measured."""
+        return [epoch.figure(column) for epoch in self.epochs]
+
     def final(self, column: str) -> float | None:
         """A figure of the epoch that the model comes from."""
         return None if self.model_epoch is None else self.model_epoch.figure(column)
+
+    @property
+    def total_steps(self) -> int | None:
+        """The steps of the whole training."""
+        return None if self.plan is None else self.plan.total_steps
+
+    @property
+    def epoch_steps(self) -> list[int] | None:
+        """At which step each recorded epoch ended: by the plan, or else by the steps that were logged."""
+        if self.plan is not None:
+            return [self.plan.epoch_end(epoch.Epoch - 1) for epoch in self.epochs]
+        ends = {step.epoch: step.step for step in self.steps}
+        return [ends[epoch.Epoch] for epoch in self.epochs] if all(e.Epoch in ends for e in self.epochs) else None
+
+    @property
+    def num_parameters(self) -> int | None:
+        """The weights of the run's model, for which the vocabulary's size must be known from somewhere."""
+        vocab_size = self.statistics.get("vocabulary") if self.dataset is None else self.dataset.manifest.vocab_size
+        return count_parameters(self.record.config, vocab_size) if isinstance(vocab_size, int) else None
 
     @property
     def state(self) -> str:
@@ -98,12 +126,6 @@ class RunFacts:
         return "one process, no Spark" if master == "none" else f"Spark {master}"
 
     @property
-    def model(self) -> str:
-        """The run's network and its main sizes."""
-        shape, window = self.record.config.model, self.record.config.data.window_size
-        return f"{shape.architecture}, {shape.num_layers} × {shape.width}, window {window}"
-
-    @property
     def seconds(self) -> float | None:
         """The time of all epochs that are done."""
         return sum(epoch.TimeStamp for epoch in self.epochs) / 1000 if self.epochs else None
@@ -126,24 +148,24 @@ def gather_facts(run: Folder) -> RunFacts:
             return empty
         return found
 
-    epochs = kept("epochs", _epochs(run), [])
-    why_no_lines = "it was not kept when this run was trained" if epochs else _NO_EPOCH
-    steps = kept("steps", _lines(run, STEPS, StepRecord, why_no_lines), [])
-    samples = kept("samples", _lines(run, SAMPLES, EpochSample, why_no_lines), [])
-    tasks = kept("tasks", _lines(run, TASKS, TaskRecord, why_no_lines), [])
+    def lines(key: str, name: str, kind: type[Line]) -> list[Line]:
+        absent = "it was not kept when this run was trained" if epochs else _NO_EPOCH
+        return kept(key, read_file(run, name, lambda: read_lines(run, name, kind), absent), [])
+
+    no_epoch = f"is empty: {_NO_EPOCH}"
+    epochs = kept("epochs", read_file(run, METRICS, lambda: read_metrics(run), _NO_EPOCH, no_epoch), [])
+    steps, samples = lines("steps", STEPS, StepRecord), lines("samples", SAMPLES, EpochSample)
+    tasks = lines("tasks", TASKS, TaskRecord)
     used_spark = bool(tasks) or any(epoch.failedTaskCount is not None for epoch in epochs)
     if not used_spark and (record.config.spark.master == "none" or epochs):
         missing["tasks"] = Missing(NO_SPARK)
     statistics = kept("statistics", _statistics(run), {})
     dataset = kept("dataset", _attempt("the dataset", record.open_dataset), None)
-    plan = _plan(record, dataset)
     return RunFacts(
         run=run,
         record=record,
         step=latest_step(run),
-        total_steps=None if plan is None else plan.total_steps,
-        epoch_steps=_steps_of_epochs(epochs, steps, plan),
-        num_parameters=_num_parameters(record, dataset, statistics),
+        plan=_plan(record, dataset),
         is_finished=run.exists(MODEL) and run.exists(STATS_JSON),
         used_spark=used_spark,
         epochs=epochs,
@@ -165,44 +187,24 @@ def _attempt(what: str, read: Callable[[], Value]) -> Value | Missing:
         return Missing(f"{what} cannot be read: {str(error).splitlines()[0]}")
 
 
-def _epochs(run: Folder) -> list[EpochRecord] | Missing:
-    if not run.exists(METRICS):
-        return Missing(f"{METRICS} is not there: {_NO_EPOCH}")
-    return _attempt(METRICS, lambda: read_metrics(run)) or Missing(f"{METRICS} is empty: {_NO_EPOCH}")
-
-
-def _lines(run: Folder, name: str, kind: type[Line], why_not: str) -> list[Line] | Missing:
+def read_file(
+    run: Folder, name: str, read: Callable[[], Value], absent: str, empty: str = "is empty"
+) -> Value | Missing:
+    """What a file of a run holds, or why it is not shown: it is absent, cannot be read, or is empty."""
     if not run.exists(name):
-        return Missing(f"{name} is not there: {why_not}")
-    return _attempt(name, lambda: read_lines(run, name, kind)) or Missing(f"{name} is empty")
+        return Missing(f"{name} is not there: {absent}")
+    return _attempt(name, read) or Missing(f"{name} {empty}")
 
 
 def _statistics(run: Folder) -> dict[str, Any] | Missing:
-    if not run.exists(STATS_JSON):
-        return Missing(f"{STATS_JSON} is not there: it is written when training ends")
-    found = _attempt(STATS_JSON, lambda: run.read_json(STATS_JSON))
-    return found if isinstance(found, dict | Missing) and found else Missing(f"{STATS_JSON} holds no statistics")
-
-
-def _num_parameters(record: RunRecord, dataset: Dataset | None, statistics: Mapping[str, Any]) -> int | None:
-    """Count the weights of the run's model, for which the vocabulary's size must be known from somewhere."""
-    vocab_size = statistics.get("vocabulary") if dataset is None else dataset.manifest.vocab_size
-    return count_parameters(record.config, vocab_size) if isinstance(vocab_size, int) else None
+    nothing = "holds no statistics"
+    found = read_file(run, STATS_JSON, lambda: run.read_json(STATS_JSON), WRITTEN_LAST, nothing)
+    return found if isinstance(found, dict | Missing) else Missing(f"{STATS_JSON} {nothing}")
 
 
 def _plan(record: RunRecord, dataset: Dataset | None) -> WindowPlan | None:
     """Lay out the run's training again, unless there is no text for it, or all of a long one would have to be read."""
-    if dataset is None:
-        return None
-    if dataset.has_document_windows(record.config.data) and len(dataset.train) > _LONG_TEXT:
+    if dataset is None or (dataset.has_document_windows(record.config.data) and len(dataset.train) > _LONG_TEXT):
         return None
     plan = _attempt("the dataset", lambda: make_plan(record.config, dataset))
     return None if isinstance(plan, Missing) else plan
-
-
-def _steps_of_epochs(epochs: list[EpochRecord], steps: list[StepRecord], plan: WindowPlan | None) -> list[int] | None:
-    """At which steps epochs ended: by the plan, or else by the steps that were logged."""
-    if plan is not None:
-        return [plan.epoch_end(epoch.Epoch - 1) for epoch in epochs]
-    ends = {step.epoch: step.step for step in steps}
-    return [ends[epoch.Epoch] for epoch in epochs] if all(epoch.Epoch in ends for epoch in epochs) else None

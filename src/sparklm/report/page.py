@@ -17,8 +17,8 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from sparklm import __version__
-from sparklm.report import comparison
 from sparklm.report.charts import Plot
+from sparklm.report.comparison import comparison_sections, run_names
 from sparklm.report.facts import RunFacts, gather_facts
 from sparklm.report.parts import Section
 from sparklm.report.sections import head_facts, key_figures, run_sections
@@ -33,36 +33,30 @@ def write_report(run: Folder) -> str:
 
 
 def report_page(runs: Sequence[Folder]) -> str:
-    """Make the page of a run, finished or not; of several, a comparison."""
+    """The page of a run, finished or not; of several, a comparison."""
     return page_of([gather_facts(run) for run in runs])
 
 
 def page_of(all_facts: Sequence[RunFacts]) -> str:
-    """Make the page from what was read already."""
-    return _run_page(all_facts[0]) if len(all_facts) == 1 else _comparison_page(all_facts)
-
-
-def _run_page(facts: RunFacts) -> str:
-    name = comparison.run_names([facts.run])[0]
-    return _render(
-        title=f"Run {name}",
-        state=facts.state,
-        is_finished=facts.is_finished,
-        figures=key_figures(facts),
-        facts=head_facts(facts),
-        sections=run_sections(facts),
-    )
-
-
-def _comparison_page(all_facts: Sequence[RunFacts]) -> str:
-    names = comparison.run_names([facts.run for facts in all_facts])
+    """The page, from what was read already."""
+    names = run_names([facts.run for facts in all_facts])
+    if len(all_facts) == 1:
+        facts = all_facts[0]
+        return _render(
+            title=f"Run {names[0]}",
+            state=facts.state,
+            is_finished=facts.is_finished,
+            figures=key_figures(facts),
+            facts=head_facts(facts),
+            sections=run_sections(facts),
+        )
     return _render(
         title=f"{len(all_facts)} runs compared",
         state="",
         is_finished=False,
         figures=[],
         facts=[(name, facts.run.url) for name, facts in zip(names, all_facts, strict=True)],
-        sections=comparison.comparison_sections(all_facts),
+        sections=comparison_sections(all_facts),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sparklm.report.charts import Plot
 from sparklm.report.facts import Missing
@@ -19,19 +19,10 @@ class Table:
 
 
 @dataclass(frozen=True)
-class SampleText:
-    """What a model wrote: the prompt and how it went on."""
-
-    title: str
-    prompt: str
-    continuation: str
-
-
-@dataclass(frozen=True)
 class Samples:
-    """Samples, the last one open."""
+    """What a model wrote, as (title, prompt, how it went on); the last one is open."""
 
-    texts: Sequence[SampleText]
+    texts: Sequence[tuple[str, str, str]]
     kind: str = "samples"
 
 
@@ -49,7 +40,7 @@ class Section:
 
     title: str
     intro: str
-    parts: Sequence[Plot | Missing | Table | Samples | Settings] = field(default_factory=list)
+    parts: Sequence[Plot | Missing | Table | Samples | Settings]
 
     @property
     def anchor(self) -> str:

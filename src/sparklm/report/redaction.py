@@ -1,21 +1,38 @@
-"""What must not leave a run's folder: keys and passwords among the settings."""
+"""What must not leave a run's folder: keys and passwords among the settings.
+
+A report is made to be handed on. What is given to Spark may hold keys and passwords, so values whose names sound like
+that are not shown, nor are passwords in addresses.
+"""
 
 from __future__ import annotations
 
 import re
+
+from sparklm.config import Config, flat_settings
 
 HIDDEN = "(hidden)"
 _SECRET_NAME = re.compile(r"secret|password|token|(access|account|private)[._]?key|credential", re.IGNORECASE)
 _SECRET_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
-def shown_property(name: str, value: str) -> str:
-    """The value of a property of another program, unless its name sounds like a secret.
+def shown_settings(config: Config) -> dict[str, object]:
+    """Every setting by its full name, without what must stay secret.
 
-    >>> shown_property("spark.hadoop.fs.s3a.secret.key", "k"), shown_property("spark.executor.memory", "4g")
-    ('(hidden)', '4g')
+    >>> from sparklm.config import SparkConfig
+    >>> properties = {"spark.hadoop.fs.s3a.secret.key": "k", "spark.executor.memory": "4g"}
+    >>> shown = shown_settings(Config(spark=SparkConfig(properties=properties)))
+    >>> [shown[f"spark.properties.{name}"] for name in properties]
+    ['(hidden)', '4g']
+    >>> shown["data.tokenizer"], shown["data.corpus"], shown["training.epochs"]
+    ('bpe', None, 3)
     """
-    return HIDDEN if _SECRET_NAME.search(name) else hide_credentials(value)
+    return {key: _shown(key, value) for key, value in flat_settings(config).items()}
+
+
+def _shown(key: str, value: object) -> object:
+    if key.startswith("spark.properties.") and _SECRET_NAME.search(key):
+        return HIDDEN
+    return hide_credentials(value) if isinstance(value, str) else value
 
 
 def hide_credentials(text: str) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from sparklm.config import describe_setting
 from sparklm.report import curves, vocabulary
 from sparklm.report.facts import NO_SPARK, Missing, RunFacts
-from sparklm.report.parts import Samples, SampleText, Section, Settings, Table
-from sparklm.report.settings import described_settings
+from sparklm.report.parts import Samples, Section, Settings, Table
+from sparklm.report.redaction import shown_settings
 from sparklm.report.timeline import MOST_BARS, timeline
 from sparklm.training.metrics import COLUMNS, Column, columns_of, measured
 from sparklm.training.records import EpochSample
@@ -31,13 +32,16 @@ def key_figures(facts: RunFacts) -> list[tuple[str, str]]:
 def head_facts(facts: RunFacts) -> list[tuple[str, str]]:
     """The run's particulars: (name, value)."""
     config = facts.record.config
-    replicas = config.distributed.replicas
+    replicas, network = config.distributed.replicas, config.model
     return [
         ("run id", facts.record.run_id),
         ("folder", facts.run.url),
         ("trained", facts.when),
         ("where", facts.place),
-        ("model", facts.model),
+        (
+            "model",
+            f"{network.architecture}, {network.num_layers} × {network.width}, window {config.data.window_size}",
+        ),
         ("replicas", "1" if replicas == 1 else f"{replicas}, {config.distributed.strategy}"),
         ("epochs", f"{len(facts.epochs)} of {config.training.epochs}"),
     ]
@@ -47,15 +51,29 @@ def run_sections(facts: RunFacts) -> list[Section]:
     """Every section of the page, in its order."""
     return [
         _loss(facts),
-        _learning_rate(facts),
+        Section(
+            "Learning rate",
+            "By logged step; at the end of each epoch, where steps were not kept.",
+            [curves.learning_rate(facts)],
+        ),
         _gradients(facts),
-        _throughput(facts),
-        _phases(facts),
+        Section("Throughput", "Training tokens per second, of all replicas together.", [curves.throughput(facts)]),
+        Section(
+            "Phases",
+            "Where the time of each epoch went. Overhead is the rest: starting tasks, waiting, Spark.",
+            [curves.phases(facts)],
+        ),
         _tasks(facts),
         _memory_and_cpu(facts),
         _samples(facts),
         _tokens(facts),
-        _neighbourhood(facts),
+        Section(
+            "Embedding neighbourhood",
+            "The model's input embeddings of the most frequent words, on the plane on which they differ most. Labels "
+            "that would cover others are hidden: zoom in to see more. A point's own box lists the tokens "
+            "of the text that are nearest to it by cosine, in all dimensions.",
+            [vocabulary.neighbourhood(facts)],
+        ),
         _epochs(facts),
         _statistics(facts),
         _settings(facts),
@@ -72,24 +90,11 @@ def _loss(facts: RunFacts) -> Section:
     )
 
 
-def _learning_rate(facts: RunFacts) -> Section:
-    intro = "By logged step; at the end of each epoch, where steps were not kept."
-    return Section("Learning rate", intro, [curves.learning_rate(facts)])
-
-
 def _gradients(facts: RunFacts) -> Section:
     intro = "The length of the gradient before clipping: by logged step, and over each epoch."
-    return Section("Gradients", intro, [curves.step_gradients(facts), curves.epoch_gradients(facts)])
-
-
-def _throughput(facts: RunFacts) -> Section:
-    intro = "Training tokens per second, of all replicas together."
-    return Section("Throughput", intro, [curves.throughput(facts)])
-
-
-def _phases(facts: RunFacts) -> Section:
-    intro = "Where the time of each epoch went. Overhead is the rest: starting tasks, waiting, Spark."
-    return Section("Phases", intro, [curves.phases(facts)])
+    label = "Mean, largest and smallest gradient norm by epoch"
+    by_epoch = curves.group_chart(facts, "gradients", "epoch-gradients", "gradient norm", label)
+    return Section("Gradients", intro, [curves.step_gradients(facts), by_epoch])
 
 
 def _tasks(facts: RunFacts) -> Section:
@@ -107,10 +112,11 @@ def _tasks(facts: RunFacts) -> Section:
 
 
 def _memory_and_cpu(facts: RunFacts) -> Section:
-    has_no_jvm = facts.epochs and facts.missing.get("tasks") == Missing(NO_SPARK)
+    has_no_jvm = facts.epochs and not facts.used_spark
     note = [Missing(f"there was no driver JVM: {NO_SPARK}")] if has_no_jvm else []
-    parts = [curves.memory(facts), *note, curves.cpu(facts)]
-    return Section("Memory and CPU", "At the end of each epoch, and over it.", parts)
+    memory = curves.group_chart(facts, "memory", "memory", "MB", "Memory by epoch, in megabytes")
+    cpu = curves.group_chart(facts, "cpu", "cpu", "percent", "CPU load by epoch, in percent")
+    return Section("Memory and CPU", "At the end of each epoch, and over it.", [memory, *note, cpu])
 
 
 def _samples(facts: RunFacts) -> Section:
@@ -120,17 +126,13 @@ def _samples(facts: RunFacts) -> Section:
     parts: list[Missing | Samples] = [facts.missing["samples"]]
     if facts.run.exists(SAMPLE_TEXT):
         text = facts.run.read_text(SAMPLE_TEXT).rstrip()
-        parts.append(Samples([SampleText(f"at the end ({SAMPLE_TEXT}, with its prompt)", "", text)]))
+        parts.append(Samples([(f"at the end ({SAMPLE_TEXT}, with its prompt)", "", text)]))
     return Section("Samples", intro, parts)
 
 
-def _sample(sample: EpochSample) -> SampleText:
-    begins = sample.text.startswith(sample.prompt)
-    return SampleText(
-        title=f"epoch {sample.epoch}, step {sample.step:,}",
-        prompt=sample.prompt if begins else "",
-        continuation=sample.text[len(sample.prompt) :] if begins else sample.text,
-    )
+def _sample(sample: EpochSample) -> tuple[str, str, str]:
+    prompt = sample.prompt if sample.text.startswith(sample.prompt) else ""
+    return f"epoch {sample.epoch}, step {sample.step:,}", prompt, sample.text.removeprefix(prompt)
 
 
 def _tokens(facts: RunFacts) -> Section:
@@ -144,16 +146,6 @@ def _tokens(facts: RunFacts) -> Section:
         f"{counted.num_tokens:,} training tokens: {len(counted.ranked):,} of {len(counted.counts):,} occur. ␣ is a "
         "space, ⏎ a line end. By rank, on logarithmic scales, natural text comes near a straight line.",
         [vocabulary.frequent_tokens(counted), vocabulary.rank_frequency(counted)],
-    )
-
-
-def _neighbourhood(facts: RunFacts) -> Section:
-    return Section(
-        "Embedding neighbourhood",
-        "The model's input embeddings of the most frequent words, on the plane on which they differ most. Labels "
-        "that would cover others are hidden: zoom in to see more. A point's own box lists the tokens "
-        "of the text that are nearest to it by cosine, in all dimensions.",
-        [vocabulary.neighbourhood(facts)],
     )
 
 
@@ -177,8 +169,9 @@ def _statistics(facts: RunFacts) -> Section:
 
 def _settings(facts: RunFacts) -> Section:
     groups: dict[str, list[tuple[str, str, str]]] = {}
-    for key, value, description in described_settings(facts.record.config):
-        groups.setdefault(key.partition(".")[0], []).append((key, json.dumps(value, ensure_ascii=False), description))
+    for key, value in shown_settings(facts.record.config).items():
+        row = key, json.dumps(value, ensure_ascii=False), describe_setting(key)
+        groups.setdefault(key.partition(".")[0], []).append(row)
     return Section("Settings", "config.json: every setting of the run.", [Settings(groups)])
 
 

@@ -11,11 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sparklm import __version__
 from sparklm.placement.protocol import Placement
-from sparklm.storage import Folder
 from sparklm.text.shards import Manifest
 from sparklm.training.fit import FitResult
 from sparklm.training.metrics import COLUMNS, EpochRecord, columns_of, measured
-from sparklm.training.run import RunRecord
+from sparklm.training.run import Run
 from sparklm.wording import text_table
 
 STATS_JSON, STATS_TEXT = "stats.json", "stats.txt"
@@ -25,37 +24,29 @@ _HEADING_WIDTH = 10
 
 
 def write_statistics(
-    run: Folder,
-    record: RunRecord,
-    manifest: Manifest,
-    result: FitResult,
-    placement: Placement,
-    seconds: Mapping[str, float],
+    run: Run, manifest: Manifest, result: FitResult, placement: Placement, seconds: Mapping[str, float]
 ) -> None:
-    """Write both files."""
-    facts = collect_facts(record, manifest, result, placement, seconds)
-    run.write_json(STATS_JSON, facts)
-    run.write_text(STATS_TEXT, "\n".join([*as_text(facts), "", f"{_EPOCHS}:", *summary_table(result.records), ""]))
+    """Write both files; of a session, the seconds of its stages."""
+    facts = _collect_facts(run, manifest, result, placement, seconds)
+    lines = [f"{name}: {_shown(value)}" for name, value in facts.items() if name != _EPOCHS]
+    run.folder.write_json(STATS_JSON, facts)
+    run.folder.write_text(STATS_TEXT, "\n".join([*lines, "", f"{_EPOCHS}:", *summary_table(result.records), ""]))
 
 
-def collect_facts(
-    record: RunRecord,
-    manifest: Manifest,
-    result: FitResult,
-    placement: Placement,
-    seconds: Mapping[str, float],
+def _collect_facts(
+    run: Run, manifest: Manifest, result: FitResult, placement: Placement, seconds: Mapping[str, float]
 ) -> dict[str, object]:
-    """Put everything together; None is what was not measured."""
+    """Everything together; None is what was not measured."""
     import torch
 
     records, last, session = result.records, result.model_record, placement.session_facts()
     return {
-        "run id": record.run_id,
-        "config sha256": hashlib.sha256(record.config.model_dump_json().encode()).hexdigest(),
-        "git commit": git_commit(),
+        "run id": run.run_id,
+        "config sha256": hashlib.sha256(run.config.model_dump_json().encode()).hexdigest(),
+        "git commit": _git_commit(),
         "placed in": placement.description,
-        "replicas": record.config.distributed.replicas,
-        "threads per replica": record.threads,
+        "replicas": run.config.distributed.replicas,
+        "threads per replica": run.threads,
         "seconds in this session": {name: round(value, 3) for name, value in seconds.items()}
         | {"total": round(sum(seconds.values()), 3)},
         "seconds of all epochs": round(sum(entry.TimeStamp for entry in records) / 1000, 3),
@@ -86,15 +77,6 @@ def collect_facts(
     }
 
 
-def as_text(facts: Mapping[str, object]) -> list[str]:
-    """The facts for people, a line each, without those of the epochs, which are a table.
-
-    >>> as_text({"loss": None, "tokens": {"train": 5}, "each epoch": [{"epoch": 1, "loss": 0.5}]})
-    ['loss: not measured', 'tokens: train 5']
-    """
-    return [f"{name}: {_shown(value)}" for name, value in facts.items() if name != _EPOCHS]
-
-
 def summary_table(records: Sequence[EpochRecord]) -> list[str]:
     """The lines of the short table of a run, without the columns that are empty."""
     columns = measured({name: column for name, column in COLUMNS.items() if column.in_summary}, records)
@@ -104,17 +86,15 @@ def summary_table(records: Sequence[EpochRecord]) -> list[str]:
     return text_table([*zip(*([""] * (height - len(head)) + head for head in heads), strict=True), *rows])
 
 
-def git_commit() -> str | None:
-    """Name the commit of the repository that this is run in; None where there is none."""
+def _git_commit() -> str | None:
+    """The commit of the repository that this is run in; None where there is none."""
 
     def ask(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], capture_output=True, text=True, timeout=_GIT_SECONDS, check=True
-        ).stdout.strip()
+        return subprocess.check_output(["git", *arguments], stderr=subprocess.DEVNULL, text=True, timeout=_GIT_SECONDS)
 
     try:
         changed = " and changes" if ask("status", "--porcelain", "--untracked-files=no") else ""
-        return ask("rev-parse", "HEAD") + changed
+        return ask("rev-parse", "HEAD").strip() + changed
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -132,6 +112,11 @@ def _total(values: Iterable[float | None]) -> float | None:
 
 
 def _shown(value: object) -> str:
+    """A fact for people.
+
+    >>> _shown(None), _shown({"train": 5})
+    ('not measured', 'train 5')
+    """
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_shown(number)}" for key, number in value.items()) or "nothing"
     return "not measured" if value is None else str(value)

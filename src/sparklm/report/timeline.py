@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 import plotly.graph_objects as go
 
-from sparklm.report.charts import BLUE, GREEN, ORANGE, PAPER, RED, SERIES, Plot, chart_text, frame
+from sparklm.report.charts import BLUE, GREEN, ORANGE, PAPER, RED, SERIES, Plot, chart_text, frame, row_axis
 from sparklm.report.facts import Missing, RunFacts
 from sparklm.training.records import TaskRecord
 
@@ -51,9 +51,7 @@ def timeline(facts: RunFacts) -> Plot | Missing:
     shown = worth_showing(bars)
     for kind in _LOOKS:
         _add_bars(figure, kind, [bar for bar in shown if kind_of(bar.task) == kind], began, scale)
-    figure.update_yaxes(
-        tickvals=list(range(len(rows))), ticktext=[chart_text(row) for row in rows], range=[len(rows) - 0.4, -0.6]
-    )
+    row_axis(figure, [chart_text(row) for row in rows])
     return Plot(
         name="timeline",
         label=f"When each of {len(shown)} attempts at Spark tasks ran, by executor and slot",

@@ -14,17 +14,15 @@ import numpy.typing as npt
 from sparklm.embeddings.nearest import nearest, unit_rows
 from sparklm.errors import UserError
 from sparklm.models.model_zip import load_model
-from sparklm.report.charts import BLUE, PURPLE, Plot, chart_text, frame, short
-from sparklm.report.facts import Missing, RunFacts
-from sparklm.text.shards import Dataset
+from sparklm.report.charts import BLUE, PURPLE, Plot, chart_text, frame, row_axis, short
+from sparklm.report.facts import WRITTEN_LAST, Missing, RunFacts, read_file
 from sparklm.text.tokenizer import Tokenizer
 from sparklm.training.run import MODEL
 
-MOST_TOKENS = 10_000_000
+_MOST_TOKENS = 10_000_000
 _MOST_BARS, _MOST_RANKS, _MOST_WORDS = 30, 400, 200
 _FEW_WORDS = 20  # fewer make no neighbourhood
 _NUM_NEIGHBOURS = 5
-Counts = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.float32]
 
 
@@ -33,7 +31,7 @@ class TokenCounts:
     """How often each token occurs in the first tokens of the training text."""
 
     tokenizer: Tokenizer
-    counts: Counts
+    counts: npt.NDArray[np.int64]
     num_counted: int
     num_tokens: int
 
@@ -44,32 +42,33 @@ class TokenCounts:
         ids: list[int] = order[: int((self.counts > 0).sum())].tolist()
         return ids
 
+    def label(self, token: int) -> str:
+        """A token as charts show it."""
+        return chart_text(_visible(self.tokenizer.token_text(token)))
+
 
 @lru_cache(maxsize=1)  # two sections of a page ask
 def count_tokens(facts: RunFacts) -> TokenCounts | Missing:
     """Count the tokens of the run's training text."""
     if facts.dataset is None:
         return facts.missing["dataset"]
+    dataset = facts.dataset
     try:
-        return _count(facts.dataset)
+        return TokenCounts(
+            tokenizer=dataset.tokenizer,
+            counts=dataset.train.count_tokens(dataset.manifest.vocab_size, _MOST_TOKENS),
+            num_counted=min(len(dataset.train), _MOST_TOKENS),
+            num_tokens=len(dataset.train),
+        )
     except UserError as error:
         return Missing(str(error))
-
-
-def _count(dataset: Dataset) -> TokenCounts:
-    return TokenCounts(
-        tokenizer=dataset.tokenizer,
-        counts=dataset.train.count_tokens(dataset.manifest.vocab_size, MOST_TOKENS),
-        num_counted=min(len(dataset.train), MOST_TOKENS),
-        num_tokens=len(dataset.train),
-    )
 
 
 def frequent_tokens(counted: TokenCounts) -> Plot:
     """Draw the most frequent tokens as bars."""
     top = counted.ranked[:_MOST_BARS]
     shares = [100.0 * int(counted.counts[token]) / counted.num_counted for token in top]
-    names = [chart_text(visible(counted.tokenizer.token_text(token))) for token in top]
+    names = [counted.label(token) for token in top]
     figure = frame("percent of the training tokens", "", hovermode="closest", showlegend=False, bargap=0.25)
     figure.add_bar(
         orientation="h",
@@ -79,7 +78,7 @@ def frequent_tokens(counted: TokenCounts) -> Plot:
         customdata=[[name, int(counted.counts[token])] for name, token in zip(names, top, strict=True)],
         hovertemplate="%{customdata[0]}<br>%{customdata[1]:,} times, %{x:.3~g} %<extra></extra>",
     )
-    figure.update_yaxes(tickvals=list(range(len(top))), ticktext=names, range=[len(top) - 0.4, -0.6])
+    row_axis(figure, names)
     return Plot(
         name="frequent-tokens",
         label=f"The {len(top)} most frequent tokens and their share of the training text",
@@ -99,7 +98,7 @@ def rank_frequency(counted: TokenCounts) -> Plot:
         mode="lines+markers",
         line={"color": PURPLE, "width": 1.5},
         marker={"color": PURPLE, "size": 4},
-        customdata=[chart_text(visible(counted.tokenizer.token_text(ranked[rank - 1]))) for rank in ranks],
+        customdata=[counted.label(ranked[rank - 1]) for rank in ranks],
         hovertemplate="%{customdata}<br>rank %{x:,}: %{y:,} times<extra></extra>",
     )
     figure.update_xaxes(type="log", dtick=1, tickformat=",d")
@@ -112,18 +111,14 @@ def neighbourhood(facts: RunFacts) -> Plot | Missing:
     counted = count_tokens(facts)
     if isinstance(counted, Missing):
         return counted
-    if not facts.run.exists(MODEL):
-        return Missing(f"{MODEL} is not there: it is written when training ends")
-    try:
-        trained = load_model(facts.run.address(MODEL))
-    except UserError as error:
-        return Missing(str(error))
+    trained = read_file(facts.run, MODEL, lambda: load_model(facts.run.address(MODEL)), WRITTEN_LAST)
+    if isinstance(trained, Missing):
+        return trained
     vectors = trained.model.token_embeddings.detach().numpy()
     words = readable_tokens(counted)
     if len(words) < 3:
         return Missing(f"the text has only {len(words)} tokens that are readable words")
     places = in_plane(unit_rows(vectors)[words])
-    names = [visible(counted.tokenizer.token_text(word)) for word in words]
     figure = frame("first main direction", "second main direction", hovermode="closest", showlegend=False)
     figure.add_scatter(
         x=short(places[:, 0].tolist()),
@@ -135,8 +130,8 @@ def neighbourhood(facts: RunFacts) -> Plot | Missing:
         cliponaxis=False,
         marker={"color": BLUE, "size": 5, "opacity": 0.75},
         customdata=[
-            [chart_text(name), int(counted.counts[word]), near]
-            for name, word, near in zip(names, words, _neighbours(vectors, words, counted), strict=True)
+            [counted.label(word), int(counted.counts[word]), near]
+            for word, near in zip(words, _neighbours(vectors, words, counted), strict=True)
         ],
         hovertemplate="<b>%{customdata[0]}</b>, %{customdata[1]:,} times<br>%{customdata[2]}<extra></extra>",
     )
@@ -174,10 +169,10 @@ def in_plane(vectors: Vectors) -> Vectors:
     return projected
 
 
-def visible(text: str) -> str:
+def _visible(text: str) -> str:
     """Show the spaces and line ends of a token, which would else not be seen.
 
-    >>> visible(" the"), visible(chr(10))
+    >>> _visible(" the"), _visible(chr(10))
     ('␣the', '⏎')
     """
     shown = text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥").replace("\r", "␍")
@@ -187,8 +182,6 @@ def visible(text: str) -> str:
 def _neighbours(vectors: Vectors, words: list[int], counted: TokenCounts) -> list[str]:
     """List, for each word, the tokens of the text whose vectors point most in its direction, with the cosines."""
     return [
-        "<br>".join(
-            f"{cosine:.3f}  {chart_text(visible(counted.tokenizer.token_text(token)))}" for token, cosine in near
-        )
+        "<br>".join(f"{cosine:.3f}  {counted.label(token)}" for token, cosine in near)
         for near in nearest(vectors, words, _NUM_NEIGHBOURS, among=counted.ranked)
     ]

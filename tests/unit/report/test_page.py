@@ -17,9 +17,8 @@ from sparklm.report.charts import MOST_POINTS, line_style, smoothed, thinned
 from sparklm.report.comparison import comparison_text, run_names
 from sparklm.report.facts import gather_facts
 from sparklm.report.page import inert_json, report_page, write_report
-from sparklm.report.redaction import HIDDEN
+from sparklm.report.redaction import HIDDEN, shown_settings
 from sparklm.report.sections import run_sections
-from sparklm.report.settings import shown_settings
 from sparklm.report.text import report_text
 from sparklm.report.timeline import MOST_BARS, kind_of, place_in_rows, timeline, worth_showing
 from sparklm.report.vocabulary import TokenCounts, frequent_tokens, in_plane, readable_tokens

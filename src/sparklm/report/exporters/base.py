@@ -21,7 +21,7 @@ from sparklm.report.redaction import first_line, hide_credentials
 from sparklm.storage import Folder
 from sparklm.training.metrics import EpochRecord
 from sparklm.training.records import EpochSample, StepRecord
-from sparklm.training.run import RunRecord
+from sparklm.training.run import Run, RunRecord
 
 Note: TypeAlias = Callable[[str], None]
 
@@ -51,19 +51,17 @@ def check_exporters(output: OutputConfig) -> None:
 def open_exporters(run: Folder, record: RunRecord, output: OutputConfig, note: Note) -> list[SafeExporter]:
     """Open what was asked for. Never fails: what cannot be opened is noted, and tried again at the end."""
 
-    def opener(name: str, target: object) -> Callable[[], Exporter]:
-        return lambda: _module(name).open_exporter(run, record, target, note)
+    def safe(name: str, target: object) -> SafeExporter:
+        title = EXPORTERS[name].format(target=target)
+        return SafeExporter(title, lambda: _module(name).open_exporter(run, record, target, note), run, note)
 
-    return [
-        SafeExporter(EXPORTERS[name].format(target=target), opener(name, target), run, note)
-        for name, target in _wanted(output).items()
-    ]
+    return [safe(name, target) for name, target in _wanted(output).items()]
 
 
 @contextmanager
-def exporting(run: Folder, record: RunRecord, output: OutputConfig, note: Note) -> Iterator[Sequence[SafeExporter]]:
+def exporting(run: Run, note: Note) -> Iterator[Sequence[SafeExporter]]:
     """Have what was asked for open for as long as the block lasts; how that ended is exported too."""
-    exporters = open_exporters(run, record, output, note)
+    exporters = open_exporters(run.folder, run, run.config.output, note)
     outcome: Outcome = "failed"
     try:
         yield exporters
@@ -81,10 +79,9 @@ class SafeExporter:
 
     def __init__(self, title: str, open_exporter: Callable[[], Exporter], run: Folder, note: Note) -> None:
         self._title, self._open, self._run, self._note = hide_credentials(title), open_exporter, run, note
-        self._exporter: Exporter | None = None
         self._sent: set[int] = set()
         try:
-            self._exporter = self._opened()
+            self._exporter: Exporter | None = self._opened()
         except Exception as error:  # noqa: BLE001 (no view of a run is worth the run)
             self._give_up(error)
 
@@ -95,7 +92,6 @@ class SafeExporter:
         try:
             self._send(self._exporter, [RecordedEpoch(record=record, steps=steps, sample=sample)])
         except Exception as error:  # noqa: BLE001 (see above)
-            self._exporter = None
             self._give_up(error)
 
     def close(self, outcome: Outcome) -> None:
@@ -119,6 +115,7 @@ class SafeExporter:
         self._sent |= {epoch.record.Epoch for epoch in new}
 
     def _give_up(self, error: Exception) -> None:
+        self._exporter = None
         self._note(f"{self._title} fails, training goes on without it until the end: {first_line(error)}")
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from sparklm.errors import UserError
 from sparklm.progress.status import Outcome
-from sparklm.report.exporters.base import Exporter, Note
+from sparklm.report.exporters.base import Note
 from sparklm.report.exporters.recorded import RecordedEpoch, settings_as_text
 from sparklm.report.redaction import first_line, hide_credentials
 from sparklm.report.statistics import STATS_JSON, STATS_TEXT
@@ -57,13 +57,8 @@ def check(uri: str) -> None:
         ) from error
 
 
-def open_exporter(run: Folder, record: RunRecord, uri: str, note: Note) -> Exporter:
-    """Find or begin the MLflow run of a run."""
-    return MLflow(run, record, uri, note)
-
-
 class MLflow:
-    """An exporter (see base.py)."""
+    """An exporter (see base.py). It finds or begins the MLflow run of a run."""
 
     def __init__(self, run: Folder, record: RunRecord, uri: str, note: Note) -> None:
         self._run, self._note = run.absolute(), note
@@ -76,10 +71,10 @@ class MLflow:
         """Send the figures that the server does not have, and the samples."""
         from mlflow.entities import Metric
 
-        figures = [figure for epoch in epochs for figure in epoch.figures()]
         new = [
             Metric(figure.name, figure.value, round(1000 * figure.time), figure.step)
-            for figure in figures
+            for epoch in epochs
+            for figure in epoch.figures()
             if (figure.name, figure.step) not in self._known
         ]
         for batch in _batches(new, _MOST_FIGURES):
@@ -112,8 +107,8 @@ class MLflow:
             run = self._client.create_run(experiment_id, run_name=run_name, tags={RUN_ID_TAG: record.run_id})
         self._run_id: str = run.info.run_id
         # A parameter never changes in MLflow: it stays as it was when the run began.
-        settings = {key: text for key, text in settings_as_text(record.config).items() if key not in run.data.params}
-        parameters = [Param(key, _shortened(text)) for key, text in settings.items()]
+        settings = settings_as_text(record.config).items()
+        parameters = [Param(key, _shortened(text)) for key, text in settings if key not in run.data.params]
         for batch in _batches(parameters, _MOST_PARAMETERS):
             self._client.log_batch(self._run_id, params=batch)
 
@@ -135,6 +130,9 @@ class MLflow:
         except Exception as error:  # noqa: BLE001 (figures are worth having without files)
             self._stores_files = False
             self._note(f"MLflow does not take files: {first_line(error)}")
+
+
+open_exporter = MLflow
 
 
 def _client(uri: str) -> Any:

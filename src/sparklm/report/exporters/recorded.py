@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sparklm.config import Config
-from sparklm.report.settings import shown_settings
+from sparklm.report.redaction import shown_settings
 from sparklm.storage import Folder
 from sparklm.training.metrics import COLUMNS, EpochRecord, read_metrics
 from sparklm.training.records import SAMPLES, STEPS, EpochSample, StepRecord, read_lines

@@ -46,7 +46,12 @@ class TensorBoard:
     def send(self, epochs: Sequence[RecordedEpoch]) -> None:
         """Write epochs, and see that they can be read."""
         for epoch in epochs:
-            self._write(epoch)
+            for figure in epoch.figures():
+                self._writer.add_scalar(figure.name, figure.value, figure.step, walltime=figure.time)
+            if epoch.sample is not None:
+                # TensorBoard shows Markdown; what is indented it leaves as it is.
+                text = "\n".join(f"    {line}" for line in epoch.sample.text.splitlines())
+                self._writer.add_text("sample", text, epoch.sample.step, walltime=epoch.ended_at)
         self._writer.flush()
         if self._scratch is not None:
             for path in Path(self._scratch.name).iterdir():
@@ -57,11 +62,3 @@ class TensorBoard:
         self._writer.close()
         if self._scratch is not None:
             self._scratch.cleanup()
-
-    def _write(self, epoch: RecordedEpoch) -> None:
-        for figure in epoch.figures():
-            self._writer.add_scalar(figure.name, figure.value, figure.step, walltime=figure.time)
-        if epoch.sample is not None:
-            # TensorBoard shows Markdown; what is indented it leaves as it is.
-            text = "\n".join(f"    {line}" for line in epoch.sample.text.splitlines())
-            self._writer.add_text("sample", text, epoch.sample.step, walltime=epoch.ended_at)
