@@ -111,7 +111,7 @@ def permute(places: Int64Array, size: int, key: int) -> Int64Array:
     """
     half_bits = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
     half_mask = np.uint64((1 << int(half_bits)) - 1)
-    round_keys = [np.uint64(_mix(key, round_number)) for round_number in range(_FEISTEL_ROUNDS)]
+    round_keys = [np.uint64(derive_seed(key, round_number)) for round_number in range(_FEISTEL_ROUNDS)]
 
     def shuffle_domain(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         left, right = values >> half_bits, values & half_mask
@@ -128,9 +128,13 @@ def permute(places: Int64Array, size: int, key: int) -> Int64Array:
 
 
 def derive_seed(seed: int, *parts: int) -> int:
-    """Derive an independent 64-bit seed from a seed and the place it is for (an epoch, a step, a replica)."""
+    """An independent 64-bit seed for a place (an epoch, a step, a replica), mixed by the finaliser of splitmix64."""
+    mask = (1 << 64) - 1
     for part in parts:
-        seed = _mix(seed, part)
+        value = (seed * 0x9E3779B97F4A7C15 + part + 0x9E3779B97F4A7C15) & mask
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
+        seed = value ^ (value >> 31)
     return seed
 
 
@@ -181,15 +185,6 @@ class WindowPlan:
             here = epochs == epoch
             chosen[here] = permute(places[here], self.num_windows, derive_seed(self.seed, epoch))
         return chosen
-
-
-def _mix(seed: int, part: int) -> int:
-    """Combine two integers into 64 well-spread bits (the finaliser of splitmix64)."""
-    mask = (1 << 64) - 1
-    value = (seed * 0x9E3779B97F4A7C15 + part + 0x9E3779B97F4A7C15) & mask
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
-    return value ^ (value >> 31)
 
 
 def _scramble(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparklm.config import CleaningConfig, DataConfig
 from sparklm.placement.in_process import InProcess
-from sparklm.text.corpus import FileCorpus, group_pieces, sample_texts
+from sparklm.text.corpus import FileCorpus, group_pieces
 from sparklm.text.readers import Piece
-from sparklm.text.sources import cut_pieces, list_sources
 from tests.corpora import make, opened, train_tokens, write_corpus
 
 
@@ -27,10 +27,11 @@ def test_grouping_keeps_every_piece_in_order(sizes: list[int]) -> None:
     assert all(len(group) == 1 or sum(piece.stop for piece in group) <= 60 for group in groups)
 
 
-def test_the_tokenizer_sample_is_bounded_and_spread(tmp_path: Path) -> None:
+def test_the_tokenizer_sample_is_bounded_and_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparklm.text.corpus.TOKENIZER_SAMPLE_BYTES", 500)
     write_corpus(tmp_path, **{f"d{number}": "x" * 100 for number in range(20)})
-    pieces = cut_pieces(list_sources(str(tmp_path / "corpus")))
-    assert len(list(sample_texts(pieces, "text", CleaningConfig(), limit_bytes=500))) == 5
+    corpus = FileCorpus(DataConfig(corpus=str(tmp_path / "corpus")), CleaningConfig(), InProcess())
+    assert len(list(corpus.sample_texts())) == 5
 
 
 def test_the_tokenizer_learns_from_what_cleaning_leaves(tmp_path: Path) -> None:
