@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -259,21 +258,16 @@ class _Shards(Sequence[TokenArray]):
     def __init__(self, folder: Folder, manifest: Manifest) -> None:
         self._folder, self._shards = folder, manifest.shards
         self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
-        self._open: OrderedDict[int, TokenArray] = OrderedDict()
+        self._map_once = functools.lru_cache(_MOST_OPEN_SHARDS)(self._map)
 
     def __len__(self) -> int:
         return len(self._shards)
 
     def __getitem__(self, number: int) -> TokenArray:  # type: ignore[override]
-        tokens = self._open.get(number)
-        if tokens is None:
-            tokens = self._map(self._shards[number])
-            self._open[number] = tokens
-            if len(self._open) > _MOST_OPEN_SHARDS:
-                self._open.popitem(last=False)
-        return tokens
+        return self._map_once(number)
 
-    def _map(self, shard: Shard) -> TokenArray:
+    def _map(self, number: int) -> TokenArray:
+        shard = self._shards[number]
         address = self._folder.address(f"shards/{shard.file}")
         if shard.num_bytes == 0:
             return np.empty(0, dtype=self._dtype)
