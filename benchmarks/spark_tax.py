@@ -49,10 +49,9 @@ from scaling import BYTES_PER_NUMBER, Cost, Measured, fit_cost
 from sparklm import job
 from sparklm.config import CleaningConfig, Config, DataConfig, SparkConfig
 from sparklm.config.resolve import resolve
-from sparklm.embeddings.files import RunTasks
 from sparklm.models.build import count_parameters
 from sparklm.placement.in_process import InProcess, usable_cores
-from sparklm.placement.protocol import Placement
+from sparklm.placement.protocol import Placement, RunTasks
 from sparklm.progress.tracker import Tracker
 from sparklm.spark.placement import OnSpark
 from sparklm.spark.tasks import Watch

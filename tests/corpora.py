@@ -11,8 +11,8 @@ import pyarrow.parquet
 
 from sparklm.config import CleaningConfig, DataConfig
 from sparklm.placement.in_process import InProcess
+from sparklm.placement.protocol import Placement
 from sparklm.storage import Folder
-from sparklm.text.corpus import Workers
 from sparklm.text.formats import read_chunks
 from sparklm.text.prepare import prepare
 from sparklm.text.readers import Chunk, Piece
@@ -66,7 +66,7 @@ def write_corpus(tmp_path: Path, **documents: str | bytes) -> None:
 def make(
     tmp_path: Path,
     name: str = "dataset",
-    workers: Workers | None = None,
+    workers: Placement | None = None,
     cleaning: CleaningConfig | None = None,
     **data,
 ) -> Manifest:

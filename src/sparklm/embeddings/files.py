@@ -31,7 +31,6 @@ from sparklm.text.tokenizer import Tokenizer
 EMBEDDINGS = "embeddings.safetensors"
 WORD2VEC_ROUNDS = "word2vec-rounds"  # a folder, while Word2Vec is trained
 FloatArray = npt.NDArray[np.float32]
-RunTasks = Callable[[Callable[[str], str], Sequence[str], str], list[str]]  # as Workers.run_tasks in text/corpus.py
 _TOKEN_NAMES = ("token", "word", "text", "key")
 _ID_NAMES = ("id", "tokenid", "index")
 _COUNT_NAMES = ("count", "frequency", "freq")

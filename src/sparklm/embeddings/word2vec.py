@@ -21,6 +21,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -29,12 +30,15 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from sparklm.embeddings.files import WORD2VEC_ROUNDS, FloatArray, RunTasks
+from sparklm.embeddings.files import WORD2VEC_ROUNDS, FloatArray
 from sparklm.embeddings.skipgram import Sampling, Tables, Word2VecSettings, train_chunk, trained_tokens
 from sparklm.errors import TrainingDivergedError, UserError
 from sparklm.storage import Folder, read_record
 from sparklm.text.shards import Manifest, open_dataset, open_split, read_manifest
 from sparklm.text.windows import Int64Array, derive_seed
+
+if TYPE_CHECKING:
+    from sparklm.placement.protocol import RunTasks
 
 _CHUNK_TOKENS = 1 << 16
 _PART_TOKENS = 16_000_000  # a part for each of these, unless the settings say how many

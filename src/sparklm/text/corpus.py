@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from sparklm.text.shards import Input
 from sparklm.text.sources import Source, cut_pieces, list_sources
 from sparklm.text.token_files import HEAD_BYTES, Vocabulary, detect_form, survey_ids
 from sparklm.text.windows import permute
+
+if TYPE_CHECKING:
+    from sparklm.placement.protocol import Placement
 
 SHARD_TEXT_BYTES = 16 * 1024 * 1024
 TOKENIZER_SAMPLE_BYTES = 8 * 1024 * 1024
@@ -52,22 +55,9 @@ class Corpus(Protocol):
         """Make every shard; `request` is filled in for each."""
 
 
-class Workers(Protocol):
-    """What preparing needs from whatever runs its work."""
-
-    def run_tasks(self, work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
-        """Do orders, each a JSON text; the answers come in the same order."""
-
-    def find_duplicates(self, requests: Sequence[ShardRequest]) -> set[int]:
-        """Write down which documents of which shards to leave out; the shards that have any are returned."""
-
-    def open_table(self, data: DataConfig, cleaning: CleaningConfig) -> Corpus:
-        """A table as a corpus."""
-
-
-def open_corpus(data: DataConfig, cleaning: CleaningConfig, workers: Workers) -> Corpus:
+def open_corpus(data: DataConfig, cleaning: CleaningConfig, placement: Placement) -> Corpus:
     """The documents: files that tasks read by themselves, or a table that Spark reads."""
-    return workers.open_table(data, cleaning) if data.is_table else FileCorpus(data, cleaning, workers)
+    return placement.open_table(data, cleaning) if data.is_table else FileCorpus(data, cleaning, placement)
 
 
 def corpus_address(data: DataConfig) -> str:
@@ -78,8 +68,8 @@ def corpus_address(data: DataConfig) -> str:
 class FileCorpus:
     """Files, cut into pieces and read by the tasks themselves."""
 
-    def __init__(self, data: DataConfig, cleaning: CleaningConfig, workers: Workers) -> None:
-        self._data, self._cleaning, self._workers = data, cleaning, workers
+    def __init__(self, data: DataConfig, cleaning: CleaningConfig, placement: Placement) -> None:
+        self._data, self._cleaning, self._placement = data, cleaning, placement
         sources = list_sources(corpus_address(data), data.format)
         self.inputs = [Input(name=file.name, num_bytes=file.num_bytes, modified=file.modified) for file in sources]
         sources, self.form, self.notes = _recognise_ids(sources, data)
@@ -102,19 +92,19 @@ class FileCorpus:
         groups = group_pieces(self._pieces, SHARD_TEXT_BYTES)
         orders = [json.dumps([vars(piece) for piece in group]) for group in groups]
         vocabulary = Vocabulary()
-        for answer in self._workers.run_tasks(survey_ids_task, orders, "sparklm: prepare, look at token ids"):
+        for answer in self._placement.run_tasks(survey_ids_task, orders, "sparklm: prepare, look at token ids"):
             vocabulary.add(Vocabulary.model_validate_json(answer))
         return vocabulary
 
     def find_duplicates(self, request: ShardRequest) -> set[int]:
         """Compare all documents."""
-        return self._workers.find_duplicates(self._requests(request, set()))
+        return self._placement.find_duplicates(self._requests(request, set()))
 
     def encode(self, request: ShardRequest, with_duplicates: set[int]) -> list[ShardResult]:
         """Let tasks read and encode their pieces."""
         requests = self._requests(request, with_duplicates)
         orders = [request.model_dump_json() for request in requests]
-        answers = self._workers.run_tasks(
+        answers = self._placement.run_tasks(
             encode_shard_task, orders, f"sparklm: prepare, tokenise into shards: {len(orders)}"
         )
         return [ShardResult.model_validate_json(answer) for answer in answers]

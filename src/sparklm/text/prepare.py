@@ -8,10 +8,12 @@ runs the shards: a loop in this process or tasks on a cluster. Run again on a co
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
 from sparklm.storage import Folder, split_url
-from sparklm.text.corpus import Corpus, Workers, corpus_address, open_corpus
+from sparklm.text.corpus import Corpus, corpus_address, open_corpus
 from sparklm.text.encode import DUPLICATES, ShardRequest, ShardResult
 from sparklm.text.formats import SAMPLE
 from sparklm.text.shards import (
@@ -31,13 +33,16 @@ from sparklm.text.sources import iterate_sources
 from sparklm.text.tokenizer import Tokenizer
 from sparklm.text.tokenizer_kinds import choose_vocab_size, make_ids_tokenizer, make_tokenizer, needs_text
 
+if TYPE_CHECKING:
+    from sparklm.placement.protocol import Placement
+
 FEW_DOCUMENTS = 100  # with fewer, a split by document leaves validation to chance
 _MOST_NAMELESS_IDS = 1 << 24
 
 
-def prepare(data: DataConfig, cleaning: CleaningConfig, folder: Folder, workers: Workers) -> Manifest:
+def prepare(data: DataConfig, cleaning: CleaningConfig, folder: Folder, placement: Placement) -> Manifest:
     """Make the dataset in `folder`, or return the one that is there if it came from the same request."""
-    corpus = open_corpus(data, cleaning, workers)
+    corpus = open_corpus(data, cleaning, placement)
     request = _request(data, cleaning, corpus)
     if folder.exists(MANIFEST):
         manifest = read_manifest(folder)
@@ -62,10 +67,10 @@ def check_corpus(data: DataConfig) -> None:
         next(iterate_sources(corpus_address(data), data.format))
 
 
-def is_unchanged(data: DataConfig, cleaning: CleaningConfig, manifest: Manifest, workers: Workers) -> bool:
+def is_unchanged(data: DataConfig, cleaning: CleaningConfig, manifest: Manifest, placement: Placement) -> bool:
     """Whether the corpus is still what a dataset was made from; True where there is no corpus left to compare."""
     try:
-        return manifest.request == _request(data, cleaning, open_corpus(data, cleaning, workers))
+        return manifest.request == _request(data, cleaning, open_corpus(data, cleaning, placement))
     except UserError:
         return True
 

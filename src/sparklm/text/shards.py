@@ -26,7 +26,7 @@ from sparklm.errors import UserError
 from sparklm.storage import Folder, cached_copy, read_record
 from sparklm.text.formats import FORMATS
 from sparklm.text.tokenizer import Tokenizer
-from sparklm.text.windows import DocumentWindows, Int64Array, StreamWindows, Windows
+from sparklm.text.windows import Int64Array, Windows
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -310,9 +310,8 @@ class Dataset:
 
     def windows(self, stream: TokenStream, data: DataConfig, stride: int) -> Windows:
         """The windows of a stream of this dataset, as the config asks."""
-        if not self.has_document_windows(data):
-            return StreamWindows(num_tokens=len(stream), window_size=data.window_size, stride=stride)
-        return DocumentWindows(ends=self._document_ends(stream), window_size=data.window_size, stride=stride)
+        ends = self._document_ends(stream) if self.has_document_windows(data) else np.array([len(stream)])
+        return Windows(ends=ends, window_size=data.window_size, stride=stride)
 
     def has_document_windows(self, data: DataConfig) -> bool:
         """Whether windows must not cross documents: to find them then takes a reading of all the text."""

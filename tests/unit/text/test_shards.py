@@ -14,7 +14,6 @@ from sparklm.errors import UserError
 from sparklm.storage import Folder
 from sparklm.text.shards import Dataset, Segment, TokenStream, open_dataset, read_manifest, token_dtype
 from sparklm.text.tokenizer_kinds import make_tokenizer
-from sparklm.text.windows import DocumentWindows
 from tests.conftest import files_below
 from tests.corpora import make, opened, train_tokens, write_corpus
 
@@ -159,7 +158,6 @@ def test_sentences_are_documents_and_windows_stay_in_them(tmp_path: Path) -> Non
     dataset = opened(tmp_path)
     assert manifest.counts.documents == 3
     windows = dataset.windows(dataset.train, DataConfig(window_size=8), stride=2)
-    assert isinstance(windows, DocumentWindows)
     assert windows.num_short == 1
     cut = dataset.train.windows(windows.starts(np.arange(windows.num_windows)), 8)
     texts = [dataset.tokenizer.decode(row.tolist()) for row in cut]
