@@ -29,17 +29,17 @@ TokenIds = npt.NDArray[np.uint32]
 
 
 class ShardRequest(BaseModel):
-    """All that a task needs to make one shard."""
+    """All that a task needs to make one shard; what differs between shards has a default."""
 
     model_config = ConfigDict(frozen=True)
     dataset_url: str
     tokenizer_sha256: str
-    number: int
-    pieces: list[Piece]  # none where the documents come from a table
+    number: int = 0
+    pieces: list[Piece] = []  # none where the documents come from a table
     text_column: str
     form: Form
     cleaning: CleaningConfig
-    has_duplicates: bool
+    has_duplicates: bool = False
     validation_fraction: float  # of documents; 0 puts everything into the train shard
 
 

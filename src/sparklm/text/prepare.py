@@ -98,12 +98,9 @@ def _make_dataset(
     shard_request = ShardRequest(
         dataset_url=folder.absolute().url,
         tokenizer_sha256=tokenizer.fingerprint,
-        number=0,
-        pieces=[],
         text_column=data.text_column,
         form=corpus.form,
         cleaning=cleaning,
-        has_duplicates=False,
         validation_fraction=data.validation_fraction if rule == "document" else 0.0,
     )
     with_duplicates = corpus.find_duplicates(shard_request) if cleaning.duplicates != "keep" else set()

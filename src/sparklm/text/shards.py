@@ -306,7 +306,7 @@ class Dataset:
             )
         self.train = open_split(folder, self.manifest, "train")
         self.validation = open_split(folder, self.manifest, "validation")
-        self._ends: dict[TokenStream, Int64Array] = {}
+        self._document_ends = functools.cache(self._find_document_ends)
 
     def windows(self, stream: TokenStream, data: DataConfig, stride: int) -> Windows:
         """The windows of a stream of this dataset, as the config asks."""
@@ -322,14 +322,12 @@ class Dataset:
         tokens = stream.read(0, min(len(stream), most_tokens or len(stream)))
         return len(self.tokenizer.decode(tokens.tolist()).encode())
 
-    def _document_ends(self, stream: TokenStream) -> Int64Array:
-        """Where the documents of a stream end, which takes a reading of all of it: once."""
-        if stream not in self._ends:
-            ends = stream.places_of(self.tokenizer.end_of_text) + 1
-            if len(stream) and (len(ends) == 0 or ends[-1] != len(stream)):
-                ends = np.append(ends, len(stream))  # a split may end inside a document
-            self._ends[stream] = ends
-        return self._ends[stream]
+    def _find_document_ends(self, stream: TokenStream) -> Int64Array:
+        """Where the documents of a stream end, which takes a reading of all of it."""
+        ends = stream.places_of(self.tokenizer.end_of_text) + 1
+        if len(stream) and (len(ends) == 0 or ends[-1] != len(stream)):
+            ends = np.append(ends, len(stream))  # a split may end inside a document
+        return ends
 
 
 def open_dataset(folder: Folder) -> Dataset:

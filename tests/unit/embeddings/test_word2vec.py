@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from sparklm.config import CleaningConfig, DataConfig
 from sparklm.embeddings import word2vec
 from sparklm.embeddings.skipgram import Sampling, Tables, Word2VecSettings, train_chunk
 from sparklm.embeddings.word2vec import Plan, average, make_plan, train_word2vec
 from sparklm.errors import TrainingDivergedError, UserError
 from sparklm.placement.in_process import InProcess
 from sparklm.storage import Folder
-from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset, read_manifest
+from tests.corpora import make, opened, write_corpus
 
 TOPICS = [
     ["salt", "pepper", "onion", "butter", "flour", "garlic"],
@@ -32,15 +31,10 @@ SETTINGS = Word2VecSettings(size=16, window=2, negatives=2, epochs=3, subsample=
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """Sixty documents, each on one topic, and one with a word that occurs once."""
     place, random = tmp_path_factory.mktemp("word2vec"), np.random.default_rng(0)
-    (place / "corpus").mkdir()
-    for number in range(60):
-        words = random.choice(TOPICS[number % len(TOPICS)], 200)
-        (place / "corpus" / f"{number}.txt").write_text(" " + " ".join(words))
-    (place / "corpus" / "rare.txt").write_text(" once")
-    data = DataConfig(corpus=str(place / "corpus"), tokenizer="word", vocab_size=300, validation_fraction=0)
-    folder = Folder(str(place / "dataset"))
-    prepare(data, CleaningConfig(), folder, InProcess())
-    return Dataset(folder)
+    topics = {str(number): random.choice(TOPICS[number % len(TOPICS)], 200) for number in range(60)}
+    write_corpus(place, **{name: " " + " ".join(words) for name, words in topics.items()}, rare=" once")
+    make(place, tokenizer="word", vocab_size=300, validation_fraction=0)
+    return opened(place)
 
 
 @pytest.fixture

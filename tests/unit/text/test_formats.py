@@ -14,15 +14,11 @@ import pyarrow.parquet
 import pytest
 from pydantic import ValidationError
 
-from sparklm.config import CleaningConfig, DataConfig
+from sparklm.config import DataConfig
 from sparklm.errors import UserError
-from sparklm.placement.in_process import InProcess
-from sparklm.storage import Folder
 from sparklm.text.formats import FORMATS, format_names, read_chunks, suggested_format
-from sparklm.text.prepare import prepare
-from sparklm.text.shards import open_dataset
 from sparklm.text.sources import cut_pieces, list_sources
-from tests.corpora import ROWS, WRITERS, chunks_of, documents, write_parquet
+from tests.corpora import ROWS, WRITERS, chunks_of, documents, make, opened, train_tokens, write_parquet
 from tests.toys import POETRY
 
 COMPRESSORS = {
@@ -193,23 +189,18 @@ def test_a_registered_format_is_found_by_its_ending_and_read_whole(poems: Path) 
 
 
 def test_a_registered_format_becomes_a_dataset(poems: Path, tmp_path: Path) -> None:
-    folder = Folder(str(tmp_path / "dataset"))
-    data = DataConfig(corpus=str(poems), tokenizer="byte", window_size=4, validation_fraction=0)
-    manifest = prepare(data, CleaningConfig(), folder, InProcess())
+    manifest = make(tmp_path, corpus=str(poems), validation_fraction=0)
     assert manifest.counts.documents == 3
     assert manifest.counts.read_bytes == manifest.counts.input_bytes
-    dataset = open_dataset(folder)
-    tokens = dataset.train.read(0, len(dataset.train)).tolist()
-    assert dataset.tokenizer.decode(tokens) == "roses are redviolets are blueprose"
-    assert not dataset.has_document_windows(data)
+    dataset = opened(tmp_path)
+    assert dataset.tokenizer.decode(train_tokens(dataset)) == "roses are redviolets are blueprose"
+    assert not dataset.has_document_windows(DataConfig())
 
 
 def test_a_registered_format_is_a_setting_and_is_suggested(poems: Path, tmp_path: Path) -> None:
-    folder = Folder(str(tmp_path / "dataset"))
-    data = DataConfig(corpus=str(poems), format="poetry", tokenizer="byte", window_size=4)
-    assert not data.is_table
-    prepare(data, CleaningConfig(), folder, InProcess())
-    assert open_dataset(folder).has_document_windows(data)
+    assert not DataConfig(corpus=str(poems), format="poetry").is_table
+    make(tmp_path, corpus=str(poems), format="poetry")
+    assert opened(tmp_path).has_document_windows(DataConfig())
     assert "poetry" in format_names()
     with pytest.raises(ValidationError, match="format 'rhymes' is unknown; did you mean poetry"):
         DataConfig(corpus=str(poems), format="rhymes")
