@@ -32,7 +32,7 @@ from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset
 from sparklm.text.tokenizer_kinds import make_tokenizer
-from sparklm.text.windows import WindowPlan, count_windows
+from sparklm.text.windows import WindowPlan, Windows
 
 PEER_BYTES = 4_000_000
 WINDOW_SIZE = 1024
@@ -96,7 +96,9 @@ def prepare_on_spark(folder: Path, megabytes: float, repeats: int, peer_rate: fl
 def read_windows(dataset_folder: Folder, repeats: int) -> None:
     dataset = Dataset(dataset_folder)
     plan = WindowPlan(
-        num_windows=count_windows(len(dataset.train), WINDOW_SIZE, WINDOW_SIZE),
+        num_windows=Windows(
+            ends=np.array([len(dataset.train)]), window_size=WINDOW_SIZE, stride=WINDOW_SIZE
+        ).num_windows,
         batch_size=64,
         num_replicas=1,
         epochs=1,

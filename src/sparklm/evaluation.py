@@ -18,7 +18,7 @@ from sparklm.storage import Folder
 from sparklm.text.formats import SAMPLE, read_chunks
 from sparklm.text.shards import Dataset, Segment, TokenStream, is_dataset
 from sparklm.text.sources import cut_pieces, list_sources
-from sparklm.text.windows import StreamWindows, Windows
+from sparklm.text.windows import Windows
 
 EVALUATION_BATCH_SIZE = 32
 
@@ -105,7 +105,7 @@ def evaluate_corpus(trained: TrainedModel, corpus: str | None, text_column: str 
     )
     window_size = min(trained.model.shape.context_length, max(1, len(stream) - 1))
     stride = 1 if trained.model.shape.predicts_last_only else window_size
-    windows = StreamWindows(num_tokens=len(stream), window_size=window_size, stride=stride)
+    windows = Windows(ends=np.array([len(stream)]), window_size=window_size, stride=stride)
     tally = tally_windows(trained.model, stream, windows, trained.model.device, range(windows.num_windows))
     result = Evaluation.of([tally], is_probability=not trained.model.shape.predicts_embedding)
     if result is None:

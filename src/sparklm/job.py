@@ -28,7 +28,6 @@ from sparklm.storage import Folder, split_address
 from sparklm.text.corpus import corpus_address
 from sparklm.text.prepare import check_corpus, is_unchanged, prepare
 from sparklm.text.shards import Dataset, Manifest, is_dataset, open_dataset
-from sparklm.text.windows import DocumentWindows
 from sparklm.training.checkpoint.commit import latest_step
 from sparklm.training.device import replica_threads
 from sparklm.training.fit import fit
@@ -177,7 +176,7 @@ def _begin(config: Config, folder: Folder, placement: Placement) -> tuple[Run, D
 
 def _note_short_documents(config: Config, dataset: Dataset, watcher: Watcher) -> None:
     windows = dataset.windows(dataset.train, config.data, config.data.window_stride)
-    if isinstance(windows, DocumentWindows) and windows.num_short:
+    if windows.num_short:
         needed = config.data.window_size + 1
         watcher.note(f"{count(windows.num_short, 'document')} shorter than a window ({needed} tokens): not trained on")
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pydantic import BaseModel
 
 from sparklm.errors import UserError
-from sparklm.storage import Folder, LiveFile, read_live, split_address, split_url
+from sparklm.storage import Folder, LiveFile, cached_copy, read_live, split_address, split_url
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -148,3 +150,25 @@ def test_a_live_file_that_is_missing_is_none_and_a_damaged_one_is_logged(
     (record,) = caplog.records
     assert (record.levelname, record.message) == ("WARNING", "a live file is unreadable")
     assert (record.file, record.problems) == (folder.address("live.json"), 1)
+
+
+def test_the_cache_makes_room_for_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARKLM_CACHE", str(tmp_path))
+    cache = tmp_path / "sparklm"
+    (cache / "folder").mkdir(parents=True)
+    (cache / "thesis.tex").write_text("not ours")
+    monkeypatch.setattr(
+        "shutil.disk_usage", lambda place: SimpleNamespace(free=200 - (len(list(cache.iterdir())) - 2) * 40)
+    )
+    remote = Folder(f"memory://room-{tmp_path.name}")
+    digests = []
+    for number in range(4):
+        data = bytes([number]) * 40
+        digests.append(hashlib.sha256(data).hexdigest())
+        remote.write_bytes(str(number), data)
+        cached_copy(remote, str(number), digests[-1])
+        if number == 1:
+            cached_copy(remote, "0", digests[0])  # used again: 1 is older now
+        if number == 2:
+            assert {path.name for path in cache.iterdir()} == {digests[0], digests[2], "folder", "thesis.tex"}
+    assert {path.name for path in cache.iterdir()} == {digests[2], digests[3], "folder", "thesis.tex"}

@@ -18,7 +18,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,6 @@ from sparklm.text.tokenizer import Tokenizer
 EMBEDDINGS = "embeddings.safetensors"
 WORD2VEC_ROUNDS = "word2vec-rounds"  # a folder, while Word2Vec is trained
 FloatArray = npt.NDArray[np.float32]
-RunTasks = Callable[[Callable[[str], str], Sequence[str], str], list[str]]  # as Workers.run_tasks in text/corpus.py
 _TOKEN_NAMES = ("token", "word", "text", "key")
 _ID_NAMES = ("id", "tokenid", "index")
 _COUNT_NAMES = ("count", "frequency", "freq")
@@ -52,10 +51,10 @@ class _Rows:
     """What a file holds: vectors, each with an id, a token, or both."""
 
     vectors: FloatArray
+    form: str
     ids: list[int] | None = None
     tokens: list[str] | None = None
-    form: str = ""
-    places: Sequence[str] = field(default_factory=list)  # of rows, for messages
+    places: Sequence[str] = ()  # of rows, for messages
 
 
 def read_embeddings(address: str, tokenizer: Tokenizer) -> Embeddings:
@@ -68,7 +67,8 @@ def read_embeddings(address: str, tokenizer: Tokenizer) -> Embeddings:
     rows = _reader_of(data)(data, address)
     if not np.isfinite(rows.vectors).all():
         row = int(np.flatnonzero(~np.isfinite(rows.vectors).all(axis=1))[0])
-        raise UserError(f"{_place(rows, row, address)}: the vector holds a number that is infinite or not a number")
+        place = _place(row, rows.places, address)
+        raise UserError(f"{place}: the vector holds a number that is infinite or not a number")
     return _assign(rows, tokenizer, address)
 
 
@@ -95,8 +95,9 @@ def _assign(rows: _Rows, tokenizer: Tokenizer, address: str) -> Embeddings:
     if rows.ids is not None:
         for row, number in enumerate(rows.ids):
             if not 0 <= number < size:
+                place = _place(row, rows.places, address)
                 raise UserError(
-                    f"{_place(rows, row, address)}: token id {number} is beyond the vocabulary of {size} tokens; "
+                    f"{place}: token id {number} is beyond the vocabulary of {size} tokens; "
                     "are these embeddings for another tokenizer?"
                 )
             row_of[number] = row
@@ -162,7 +163,7 @@ def _from_parquet(data: bytes, address: str) -> _Rows:
     columns = [table[name].to_pylist() for name in lists[:1] or numbers]
     vectors = columns[0] if lists else list(zip(*columns, strict=True))
     return _Rows(
-        vectors=_stack(vectors, address, []),
+        vectors=_stack(vectors, (), address),
         ids=None if id_column is None else table[id_column].to_pylist(),
         tokens=None if token_column is None else [str(token) for token in table[token_column].to_pylist()],
         form="a table",
@@ -172,10 +173,9 @@ def _from_parquet(data: bytes, address: str) -> _Rows:
 def _from_word2vec_binary(data: bytes, address: str) -> _Rows:
     header = data.partition(b"\n")[0]
     count, size = map(int, header.split())
-    tokens, vectors = [], np.empty((count, size), dtype=np.float32) if count * size * 4 <= len(data) else None
-    if vectors is None:
+    if count * size * 4 > len(data):
         raise UserError(f"{address} is cut off: it says {count} vectors of {size}, but has {len(data)} bytes")
-    place = len(header) + 1
+    tokens, vectors, place = [], np.empty((count, size), dtype=np.float32), len(header) + 1
     for row in range(count):
         space = data.find(b" ", place)
         end = space + 1 + 4 * size
@@ -200,7 +200,7 @@ def _from_text(data: bytes, address: str) -> _Rows:
             raise UserError(f"{address} says {count} vectors, but has {len(lines)}; is it cut off?")
     if not lines:
         raise UserError(f"{address} is empty: no embeddings there")
-    separator = " " if size is not None else _separator(lines[-1][1])
+    separator = " " if size is not None else max("\t;, ", key=lines[-1][1].count)
     header = _fields(lines[0][1], separator) if size is None else []
     if _is_header(header):
         lines = lines[1:]
@@ -213,8 +213,9 @@ def _from_text(data: bytes, address: str) -> _Rows:
     rows = [_joined(fields, width, separator) for fields in rows]
     token_column, id_column = (0, None) if size is not None else _columns(header, rows)
     places = [f"{address}, line {number}" for number, _ in lines]
-    columns = _vector_columns(header, width, token_column, id_column)
-    vectors = _stack([_take(fields, columns, width) for fields in rows], address, places)
+    counts = [place for place, name in enumerate(header) if _plain(name) in _COUNT_NAMES]
+    columns = [place for place in range(width) if place not in (token_column, id_column, *counts)]
+    vectors = _stack([_take(fields, columns, width) for fields in rows], places, address)
     named = [name for name, column in (("token", token_column), ("id", id_column)) if column is not None]
     return _Rows(
         vectors=vectors,
@@ -223,10 +224,6 @@ def _from_text(data: bytes, address: str) -> _Rows:
         form=f"{', '.join(named)} and {vectors.shape[1]} numbers a line",
         places=places,
     )
-
-
-def _separator(line: str) -> str:
-    return max(("\t", ";", ",", " "), key=line.count)
 
 
 def _fields(line: str, separator: str) -> list[str]:
@@ -258,24 +255,15 @@ def _columns(header: list[str], rows: list[list[str]]) -> tuple[int | None, int 
 
     Whole numbers in front of numbers that are not whole are ids; where all are whole, only a first column of them is.
     """
-    names = [_plain(name) for name in header]
-    found = [
-        next((place for place, name in enumerate(names) if name in known), None) for known in (_TOKEN_NAMES, _ID_NAMES)
-    ]
-    if any(column is not None for column in found):
-        return found[0], found[1]
+    token, number = _named(header, _TOKEN_NAMES), _named(header, _ID_NAMES)
+    if token is not None or number is not None:
+        return None if token is None else header.index(token), None if number is None else header.index(number)
     first, second, third = (
         all(len(fields) > column and fields[column].isdecimal() for fields in rows) for column in range(3)
     )
     if second and not third:
         return 0, 1
     return (None, 0) if first else (0, None)
-
-
-def _vector_columns(header: list[str], width: int, token_column: int | None, id_column: int | None) -> list[int]:
-    """The columns that make up the vector: all but the token, the id and a count."""
-    others = {place for place, name in enumerate(header) if _plain(name) in _COUNT_NAMES}
-    return [place for place in range(width) if place not in {token_column, id_column, *others}]
 
 
 def _take(fields: list[str], columns: list[int], width: int) -> list[str]:
@@ -291,18 +279,17 @@ def _joined(fields: list[str], width: int, separator: str) -> list[str]:
     return fields
 
 
-def _stack(rows: Sequence[Sequence[Any]], address: str, places: Sequence[str]) -> FloatArray:
+def _stack(rows: Sequence[Sequence[Any]], places: Sequence[str], address: str) -> FloatArray:
     """One matrix; rows of different lengths, and what is no number, are refused with their place."""
-    sizes = [len(row) for row in rows]
-    if not sizes or sizes[0] == 0:
-        raise UserError(f"{address} has no vectors: only {len(sizes)} rows without a number")
-    for number, (row, size) in enumerate(zip(rows, sizes, strict=True)):
-        place = places[number] if places else f"{address}, row {number}"
-        if size != sizes[0]:
-            raise UserError(f"{place}: a vector of {size} numbers, but the first one has {sizes[0]}")
-        if not all(map(_is_number, row)):
-            wrong = next(value for value in row if not _is_number(value))
-            raise UserError(f"{place}: {wrong!r} is not a number")
+    if not rows or not rows[0]:
+        raise UserError(f"{address} has no vectors: only {len(rows)} rows without a number")
+    for number, row in enumerate(rows):
+        wrong = [value for value in row if not _is_number(value)]
+        if len(row) != len(rows[0]):
+            problem = f"a vector of {len(row)} numbers, but the first one has {len(rows[0])}"
+            raise UserError(f"{_place(number, places, address)}: {problem}")
+        if wrong:
+            raise UserError(f"{_place(number, places, address)}: {wrong[0]!r} is not a number")
     return np.array(rows, dtype=np.float32)
 
 
@@ -329,5 +316,5 @@ def _is_number(value: object) -> bool:
     return True
 
 
-def _place(rows: _Rows, row: int, address: str) -> str:
-    return rows.places[row] if rows.places else f"{address}, row {row}"
+def _place(row: int, places: Sequence[str], address: str) -> str:
+    return places[row] if places else f"{address}, row {row}"

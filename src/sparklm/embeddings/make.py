@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sparklm.config import Config
-from sparklm.embeddings.files import Embeddings, FloatArray, RunTasks, read_embeddings
+from sparklm.embeddings.files import Embeddings, FloatArray, read_embeddings
 from sparklm.storage import Folder
 from sparklm.text.shards import Dataset
+
+if TYPE_CHECKING:
+    from sparklm.placement.protocol import RunTasks
 
 
 def make_embeddings(

@@ -5,9 +5,9 @@
     progress.json                  written last: which round comes next, and from which tables
 
 The train split is cut into chunks, and these into `parts` runs of neighbours. In a round every part starts from the
-same tables, learns from its next chunks (`train_part`) and writes what it has made; then each row becomes the mean of
-those that changed it, in the order of the parts. `train_part` needs nothing but its order, so it runs in this process
-or anywhere else, any number of times, and makes the same bytes.
+same tables, learns from its next chunks (`train_part_task`) and writes what it has made; then each row becomes the mean
+of those that changed it, in the order of the parts. The task needs nothing but its order, so it runs in this process or
+anywhere else, any number of times, and makes the same bytes.
 
 Guarantees: the vectors are a function of the dataset and the settings (and of the kind of processor); neither who runs
 the parts, nor a retry, nor a resume changes them. A file counts only if its content fits the hash in its name.
@@ -21,6 +21,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -29,12 +30,15 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from sparklm.embeddings.files import WORD2VEC_ROUNDS, FloatArray, RunTasks
+from sparklm.embeddings.files import WORD2VEC_ROUNDS, FloatArray
 from sparklm.embeddings.skipgram import Sampling, Tables, Word2VecSettings, train_chunk, trained_tokens
 from sparklm.errors import TrainingDivergedError, UserError
 from sparklm.storage import Folder, read_record
 from sparklm.text.shards import Manifest, open_dataset, open_split, read_manifest
 from sparklm.text.windows import Int64Array, derive_seed
+
+if TYPE_CHECKING:
+    from sparklm.placement.protocol import RunTasks
 
 _CHUNK_TOKENS = 1 << 16
 _PART_TOKENS = 16_000_000  # a part for each of these, unless the settings say how many
@@ -61,13 +65,6 @@ class PartOrder(_Record):
     tables_file: str
     round: int
     part: int
-
-
-class PartResult(_Record):
-    """Where a part has put its tables."""
-
-    part: int
-    tables_file: str
 
 
 class Progress(_Record):
@@ -116,10 +113,6 @@ class Plan:
         cuts = [first + (last - first) * cut // self.rounds_per_epoch for cut in range(self.rounds_per_epoch + 1)]
         place = round_ % self.rounds_per_epoch
         return range(cuts[place], cuts[place + 1])
-
-    def progress(self, round_: int, done: float) -> float:
-        """How far training is in a round of which some is done, from 0 to 1."""
-        return (round_ + done) / self.num_rounds
 
 
 def train_word2vec(
@@ -175,20 +168,19 @@ def train_tables(
             for part in range(plan.num_parts)
         ]
         title = f"sparklm: word2vec, round {round_ + 1} of {plan.num_rounds}"
-        answers = run_tasks(train_part_task, [order.model_dump_json() for order in orders], title)
-        progress = _commit_round(work, progress, [PartResult.model_validate_json(answer) for answer in answers])
+        files = run_tasks(train_part_task, [order.model_dump_json() for order in orders], title)
+        progress = _commit_round(work, progress, files)
         if on_progress is not None:
             on_progress(round_ + 1, plan.num_rounds)
     return _read_tables(work, progress.tables_file), trained_V
 
 
-def train_part_task(order: str) -> str:
-    """Do one order, here or on a worker."""
-    return train_part(PartOrder.model_validate_json(order)).model_dump_json()
+def train_part_task(order_json: str) -> str:
+    """Do one part of a round; the name of the file with its tables is returned.
 
-
-def train_part(order: PartOrder) -> PartResult:
-    """Do one part of a round. Anyone may do it, any number of times: the file's name is that of its content."""
+    Anyone may do it, any number of times: the file's name is that of its content.
+    """
+    order = PartOrder.model_validate_json(order_json)
     folder, work = Folder(order.dataset_url), Folder(order.work_url)
     manifest, settings = read_manifest(folder), order.settings
     plan = make_plan(manifest, settings)
@@ -200,11 +192,14 @@ def train_part(order: PartOrder) -> PartResult:
     chunks, epoch = plan.chunks(order.part, order.round), order.round // plan.rounds_per_epoch
     with _one_thread():
         for number, tokens in _read_chunks(folder, manifest, chunks):
-            progress = plan.progress(order.round, (number - chunks.start) / len(chunks))
+            progress = (order.round + (number - chunks.start) / len(chunks)) / plan.num_rounds
             rate = highest_rate * max(1 - progress, _LOWEST_RATE)
             train_chunk(tables, tokens, sampling, settings, rate, derive_seed(settings.seed, epoch, number))
-    _check_finite(tables, settings)
-    return PartResult(part=order.part, tables_file=_write_tables(work, tables))
+    if not (tables.input_VD.isfinite().all() and tables.output_VD.isfinite().all()):
+        raise TrainingDivergedError(
+            f"word2vec: vectors are no longer numbers; use a learning_rate below {settings.learning_rate}"
+        )
+    return _write_tables(work, tables)
 
 
 def make_plan(manifest: Manifest, settings: Word2VecSettings) -> Plan:
@@ -230,33 +225,27 @@ def average(start: dict[str, Tensor], parts: Iterator[dict[str, Tensor]]) -> dic
     return {name: table + totals[name] / changed_by[name].clamp_min(1) for name, table in start.items()}
 
 
-def _commit_round(work: Folder, progress: Progress, results: list[PartResult]) -> Progress:
-    """Average what the parts made, note that the round is done, and remove what is no longer needed."""
-    files = [result.tables_file for result in sorted(results, key=lambda result: result.part)]
+def _commit_round(work: Folder, progress: Progress, files: list[str]) -> Progress:
+    """Average what the parts made, and note that the round is done."""
     averaged = files[0]
     if len(files) > 1:
         start = _read(work, progress.tables_file)
         averaged = _write(work, "tables", average(start, (_read(work, file) for file in files)))
-    progress = progress.model_copy(update={"tables_file": averaged, "next_round": progress.next_round + 1})
-    work.write_text(_PROGRESS, progress.model_dump_json(indent=2))
-    _remove_others(work, progress)
-    return progress
+    return _save(work, progress.model_copy(update={"tables_file": averaged, "next_round": progress.next_round + 1}))
 
 
 def _begin(dataset_folder: Folder, work: Folder, manifest: Manifest, settings: Word2VecSettings) -> Progress:
     """Count the tokens and write the first tables."""
     counts_V = open_split(dataset_folder, manifest, "train").count_tokens(manifest.vocab_size)
     initial = Tables.initial(manifest.vocab_size, settings.size, derive_seed(settings.seed, settings.epochs))
-    progress = Progress(
+    first = Progress(
         dataset_sha256=manifest.fingerprint,
         settings=settings,
         counts_file=_write(work, "counts", {"counts": torch.from_numpy(counts_V)}),
         tables_file=_write_tables(work, initial),
         next_round=0,
     )
-    work.write_text(_PROGRESS, progress.model_dump_json(indent=2))
-    _remove_others(work, progress)
-    return progress
+    return _save(work, first)
 
 
 def _resume(work: Folder, manifest: Manifest, settings: Word2VecSettings) -> Progress | None:
@@ -269,16 +258,18 @@ def _resume(work: Folder, manifest: Manifest, settings: Word2VecSettings) -> Pro
     return progress if same else None
 
 
-def _remove_others(work: Folder, progress: Progress) -> None:
+def _save(work: Folder, progress: Progress) -> Progress:
+    """Write down how far training is, and remove what is no longer needed."""
+    work.write_text(_PROGRESS, progress.model_dump_json(indent=2))
     for name in work.names():
         if name not in (_PROGRESS, progress.counts_file, progress.tables_file):
             work.remove(name)
+    return progress
 
 
 def _read_chunks(folder: Folder, manifest: Manifest, chunks: range) -> Iterator[tuple[int, Int64Array]]:
     """The tokens of neighbouring chunks, read at once."""
-    num_tokens = manifest.num_tokens("train")
-    start, stop = chunks.start * _CHUNK_TOKENS, min(chunks.stop * _CHUNK_TOKENS, num_tokens)
+    start, stop = chunks.start * _CHUNK_TOKENS, min(chunks.stop * _CHUNK_TOKENS, manifest.num_tokens("train"))
     tokens = open_split(folder, manifest, "train").read(start, max(0, stop - start))
     for place, number in enumerate(chunks):
         yield number, tokens[place * _CHUNK_TOKENS : (place + 1) * _CHUNK_TOKENS]
@@ -286,13 +277,6 @@ def _read_chunks(folder: Folder, manifest: Manifest, chunks: range) -> Iterator[
 
 def _rounds_folder(work_folder: Folder) -> Folder:
     return work_folder.absolute() / WORD2VEC_ROUNDS
-
-
-def _check_finite(tables: Tables, settings: Word2VecSettings) -> None:
-    if not (tables.input_VD.isfinite().all() and tables.output_VD.isfinite().all()):
-        raise TrainingDivergedError(
-            f"word2vec: vectors are no longer numbers; use a learning_rate below {settings.learning_rate}"
-        )
 
 
 def _read_tables(work: Folder, name: str) -> Tables:

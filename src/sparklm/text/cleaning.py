@@ -17,12 +17,15 @@ order of the documents alone.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -70,7 +73,7 @@ def clean(
             chunk = book.without_licence(chunk, counts)
         if cleaning.unicode != "none":
             chunk = _normalised(chunk, cleaning.unicode, counts)
-        has_text = has_text or _has_text(chunk)
+        has_text = has_text or bool(chunk.data.strip())
         if has_text:
             held.append(chunk)
             held_length += len(chunk.data.decode().strip()) if cleaning.min_length > 1 else 1
@@ -92,10 +95,6 @@ def clean(
             held = []
 
 
-def _has_text(chunk: Chunk) -> bool:
-    return bool(chunk.data) and not chunk.data.isspace()
-
-
 class _Book:
     """Where a document is that may be a Project Gutenberg book: before its text, in it, or after it.
 
@@ -108,13 +107,13 @@ class _Book:
 
     def without_licence(self, chunk: Chunk, counts: Counter[str]) -> Chunk:
         """Cut off what stands before and after the book."""
-        data = chunk.data
-        start = _BOOK_STARTS.search(data) if chunk.starts_document else None
+        start = _BOOK_STARTS.search(chunk.data) if chunk.starts_document else None
         self._is_book = self._is_book or start is not None
         if not self._is_book:
             return chunk
-        end = None if self._has_ended else _BOOK_ENDS.search(data, start.end() if start else 0)
-        data = b"" if self._has_ended else data[start.end() if start else 0 : end.start() if end else len(data)]
+        begin = len(chunk.data) if self._has_ended else start.end() if start else 0
+        end = _BOOK_ENDS.search(chunk.data, begin)
+        data = chunk.data[begin : end.start() if end else None]
         self._has_ended = self._has_ended or end is not None
         removed = min(chunk.num_bytes, len(chunk.data) - len(data))
         counts["licence_blocks"] += (start is not None) + (end is not None)
@@ -144,15 +143,10 @@ class Signature:
 def sign_documents(chunks: Iterable[Chunk], cleaning: CleaningConfig) -> Iterator[Signature]:
     """The signature of every document that cleaning keeps; documents must be whole."""
     is_exact = cleaning.duplicates == "exact"
-    signer: _ExactSigner | _NearSigner = _ExactSigner()
-    last = -1
-    for number, chunk in clean(chunks, cleaning, Counter()):
-        if number != last:
-            last, signer = number, _ExactSigner() if is_exact else _NearSigner(cleaning.similarity)
-        signer.update(chunk.data)
-        if chunk.ends_document:
-            keys, values = signer.finish()
-            yield Signature(document=number, keys=keys, values=values)
+    sign = _sign_exactly if is_exact else partial(_sign_nearly, rows=rows_per_band(cleaning.similarity))
+    for number, parts in itertools.groupby(clean(chunks, cleaning, Counter()), key=itemgetter(0)):
+        keys, values = sign(chunk.data for _, chunk in parts)
+        yield Signature(document=number, keys=keys, values=values)
 
 
 def least_agreement(cleaning: CleaningConfig) -> float:
@@ -160,31 +154,21 @@ def least_agreement(cleaning: CleaningConfig) -> float:
     return 1.0 if cleaning.duplicates == "exact" else cleaning.similarity
 
 
-class _ExactSigner:
+def _sign_exactly(parts: Iterable[bytes]) -> tuple[HashArray, HashArray]:
     """A hash of 128 bits: half of it to find, half to compare."""
-
-    def __init__(self) -> None:
-        self._hash = hashlib.blake2b(digest_size=16)
-
-    def update(self, data: bytes) -> None:
-        self._hash.update(data)
-
-    def finish(self) -> tuple[HashArray, HashArray]:
-        halves = np.frombuffer(self._hash.digest(), dtype="<u8").astype(np.uint64)
-        return halves[:1], halves[1:]
+    whole = hashlib.blake2b(digest_size=16)
+    for data in parts:
+        whole.update(data)
+    halves = np.frombuffer(whole.digest(), dtype="<u8").astype(np.uint64)
+    return halves[:1], halves[1:]
 
 
-class _NearSigner:
-    """MinHash: of every run of five words, under 128 hash functions, the smallest value."""
-
-    def __init__(self, similarity: float) -> None:
-        self._rows = rows_per_band(similarity)
-        self._values = np.full(SIGNATURE_SIZE, np.iinfo(np.uint64).max, dtype=np.uint64)
-
-    def update(self, data: bytes) -> None:
-        words = data.lower().split()
+def _sign_nearly(parts: Iterable[bytes], rows: int) -> tuple[HashArray, HashArray]:
+    """MinHash: of every run of five words, under 128 hash functions, the smallest value; `rows` of these make a key."""
+    values = np.full(SIGNATURE_SIZE, np.iinfo(np.uint64).max, dtype=np.uint64)
+    for words in (data.lower().split() for data in parts):
         if not words:
-            return
+            continue
         hashes = np.fromiter(map(zlib.crc32, words), dtype=np.uint64, count=len(words))
         length = min(SHINGLE_WORDS, len(words))
         shingles = np.zeros(len(words) - length + 1, dtype=np.uint64)
@@ -192,16 +176,13 @@ class _NearSigner:
             shingles = (shingles + hashes[place : len(shingles) + place]) * _SHINGLE_BASE
             shingles ^= shingles >> np.uint64(29)
         for place, multiplier in enumerate(_MULTIPLIERS):
-            self._values[place] = min(self._values[place], (shingles * multiplier).min())
-
-    def finish(self) -> tuple[HashArray, HashArray]:
-        bands = len(self._values) // self._rows
-        banded = self._values[: bands * self._rows].reshape(bands, self._rows)
-        keys = [
-            int.from_bytes(hashlib.blake2b(band.tobytes(), digest_size=8, salt=bytes([number])).digest(), "little")
-            for number, band in enumerate(banded)
-        ]
-        return np.array(keys, dtype=np.uint64), self._values
+            values[place] = min(values[place], (shingles * multiplier).min())
+    bands = len(values) // rows
+    keys = [
+        int.from_bytes(hashlib.blake2b(band.tobytes(), digest_size=8, salt=bytes([number])).digest(), "little")
+        for number, band in enumerate(values[: bands * rows].reshape(bands, rows))
+    ]
+    return np.array(keys, dtype=np.uint64), values
 
 
 def rows_per_band(similarity: float) -> int:
@@ -210,12 +191,11 @@ def rows_per_band(similarity: float) -> int:
     >>> rows_per_band(0.8), rows_per_band(0.5)
     (7, 3)
     """
-    rows = [rows for rows in range(1, SIGNATURE_SIZE + 1) if _recall(similarity, rows) >= _WANTED_RECALL]
-    return max(rows, default=1)
 
+    def recall(rows: int) -> float:
+        return float(1 - (1 - similarity**rows) ** (SIGNATURE_SIZE // rows))
 
-def _recall(similarity: float, rows: int) -> float:
-    return float(1 - (1 - similarity**rows) ** (SIGNATURE_SIZE // rows))
+    return max((rows for rows in range(1, SIGNATURE_SIZE + 1) if recall(rows) >= _WANTED_RECALL), default=1)
 
 
 class DuplicateFinder:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -18,12 +18,15 @@ from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
 from sparklm.text.cleaning import clean
 from sparklm.text.encode import ShardRequest, ShardResult, encode_shard_task
-from sparklm.text.formats import AUTO, FORMATS, PLAIN_TEXT, SAMPLE, Form, format_of_ids, read_chunks
+from sparklm.text.formats import AUTO, FORMATS, PLAIN_TEXT, SAMPLE, Form, read_chunks
 from sparklm.text.readers import Piece, read_head
 from sparklm.text.shards import Input
 from sparklm.text.sources import Source, cut_pieces, list_sources
 from sparklm.text.token_files import HEAD_BYTES, Vocabulary, detect_form, survey_ids
 from sparklm.text.windows import permute
+
+if TYPE_CHECKING:
+    from sparklm.placement.protocol import Placement
 
 SHARD_TEXT_BYTES = 16 * 1024 * 1024
 TOKENIZER_SAMPLE_BYTES = 8 * 1024 * 1024
@@ -52,22 +55,9 @@ class Corpus(Protocol):
         """Make every shard; `request` is filled in for each."""
 
 
-class Workers(Protocol):
-    """What preparing needs from whatever runs its work."""
-
-    def run_tasks(self, work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
-        """Do orders, each a JSON text; the answers come in the same order."""
-
-    def find_duplicates(self, requests: Sequence[ShardRequest]) -> set[int]:
-        """Write down which documents of which shards to leave out; the shards that have any are returned."""
-
-    def open_table(self, data: DataConfig, cleaning: CleaningConfig) -> Corpus:
-        """A table as a corpus."""
-
-
-def open_corpus(data: DataConfig, cleaning: CleaningConfig, workers: Workers) -> Corpus:
+def open_corpus(data: DataConfig, cleaning: CleaningConfig, placement: Placement) -> Corpus:
     """The documents: files that tasks read by themselves, or a table that Spark reads."""
-    return workers.open_table(data, cleaning) if data.is_table else FileCorpus(data, cleaning, workers)
+    return placement.open_table(data, cleaning) if data.is_table else FileCorpus(data, cleaning, placement)
 
 
 def corpus_address(data: DataConfig) -> str:
@@ -78,8 +68,8 @@ def corpus_address(data: DataConfig) -> str:
 class FileCorpus:
     """Files, cut into pieces and read by the tasks themselves."""
 
-    def __init__(self, data: DataConfig, cleaning: CleaningConfig, workers: Workers) -> None:
-        self._data, self._cleaning, self._workers = data, cleaning, workers
+    def __init__(self, data: DataConfig, cleaning: CleaningConfig, placement: Placement) -> None:
+        self._data, self._cleaning, self._placement = data, cleaning, placement
         sources = list_sources(corpus_address(data), data.format)
         self.inputs = [Input(name=file.name, num_bytes=file.num_bytes, modified=file.modified) for file in sources]
         sources, self.form, self.notes = _recognise_ids(sources, data)
@@ -88,29 +78,33 @@ class FileCorpus:
 
     def sample_texts(self) -> Iterator[str]:
         """Read pieces in a fixed random order until there is enough."""
-        return sample_texts(self._pieces, self._data.text_column, self._cleaning)
+        total = 0
+        for number in permute(np.arange(len(self._pieces)), len(self._pieces), key=_SAMPLE_SEED):
+            chunks = read_chunks(self._pieces[number], self._data.text_column)
+            for _, chunk in clean(chunks, self._cleaning, Counter()):
+                yield chunk.data.decode()
+                total += len(chunk.data)
+                if total >= TOKENIZER_SAMPLE_BYTES:
+                    return
 
     def survey_ids(self) -> Vocabulary:
         """Let every task look at its pieces."""
-        orders = [
-            json.dumps([piece.__dict__ for piece in group]) for group in group_pieces(self._pieces, SHARD_TEXT_BYTES)
-        ]
+        groups = group_pieces(self._pieces, SHARD_TEXT_BYTES)
+        orders = [json.dumps([vars(piece) for piece in group]) for group in groups]
         vocabulary = Vocabulary()
-        for answer in self._workers.run_tasks(survey_ids_task, orders, "sparklm: prepare, look at token ids"):
-            part = json.loads(answer)
-            part["names"] = {int(number): name for number, name in part["names"].items()}
-            vocabulary.add(Vocabulary(**part))
+        for answer in self._placement.run_tasks(survey_ids_task, orders, "sparklm: prepare, look at token ids"):
+            vocabulary.add(Vocabulary.model_validate_json(answer))
         return vocabulary
 
     def find_duplicates(self, request: ShardRequest) -> set[int]:
         """Compare all documents."""
-        return self._workers.find_duplicates(self._requests(request, set()))
+        return self._placement.find_duplicates(self._requests(request, set()))
 
     def encode(self, request: ShardRequest, with_duplicates: set[int]) -> list[ShardResult]:
         """Let tasks read and encode their pieces."""
         requests = self._requests(request, with_duplicates)
         orders = [request.model_dump_json() for request in requests]
-        answers = self._workers.run_tasks(
+        answers = self._placement.run_tasks(
             encode_shard_task, orders, f"sparklm: prepare, tokenise into shards: {len(orders)}"
         )
         return [ShardResult.model_validate_json(answer) for answer in answers]
@@ -128,9 +122,8 @@ def _recognise_ids(sources: list[Source], data: DataConfig) -> tuple[list[Source
     first = next((source for source in sources if FORMATS[source.format].may_be_ids and source.num_bytes), None)
     if first is None or not (is_known or data.format == AUTO):
         return sources, "text", []
-    form = detect_form(read_head(cut_pieces([first])[0], HEAD_BYTES), is_known=is_known)
-    if is_known:
-        form = form or "ids"
+    head = read_head(cut_pieces([first])[0], HEAD_BYTES)
+    form = detect_form(head, is_known=is_known) or ("ids" if is_known else None)
     if form is None:
         return sources, "text", []
     other = next((source for source in sources if not FORMATS[source.format].may_be_ids), None)
@@ -139,7 +132,7 @@ def _recognise_ids(sources: list[Source], data: DataConfig) -> tuple[list[Source
             f"{first.address} looks like token ids, but {other.address} holds text; a corpus is one or the other: "
             "take one of them out"
         )
-    recognised = format_of_ids(form)
+    recognised = next(name for name, file_format in FORMATS.items() if file_format.form == form)
     note = f"{first.name} is taken as {FORMATS[recognised].holds}; data.format={PLAIN_TEXT} reads it as text"
     return [replace(source, format=recognised) for source in sources], form, [] if is_known else [note]
 
@@ -157,19 +150,6 @@ def group_pieces(pieces: list[Piece], group_bytes: int) -> Iterator[list[Piece]]
     yield group
 
 
-def sample_texts(
-    pieces: list[Piece], text_column: str, cleaning: CleaningConfig, limit_bytes: int = TOKENIZER_SAMPLE_BYTES
-) -> Iterator[str]:
-    """Read pieces from all over the corpus, in a fixed random order, until there is enough to train a tokenizer."""
-    total = 0
-    for number in permute(np.arange(len(pieces)), len(pieces), key=_SAMPLE_SEED):
-        for _, chunk in clean(read_chunks(pieces[number], text_column), cleaning, Counter()):
-            yield chunk.data.decode()
-            total += len(chunk.data)
-            if total >= limit_bytes:
-                return
-
-
 def survey_ids_task(order: str) -> str:
     """Look at the token ids in some pieces."""
     vocabulary = Vocabulary()
@@ -177,7 +157,6 @@ def survey_ids_task(order: str) -> str:
         offset, form = piece.start, FORMATS[piece.format].form
         assert form != "text", f"{piece.format} holds no token ids"
         for chunk in read_chunks(piece, ""):
-            place = f"{piece.address}, after byte {offset}"
-            vocabulary.add(survey_ids(chunk.data, form, place))
+            vocabulary.add(survey_ids(chunk.data, form, f"{piece.address}, after byte {offset}"))
             offset += chunk.num_bytes
-    return json.dumps(vocabulary.__dict__)
+    return vocabulary.model_dump_json()

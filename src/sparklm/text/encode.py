@@ -29,17 +29,17 @@ TokenIds = npt.NDArray[np.uint32]
 
 
 class ShardRequest(BaseModel):
-    """All that a task needs to make one shard."""
+    """All that a task needs to make one shard; what differs between shards has a default."""
 
     model_config = ConfigDict(frozen=True)
     dataset_url: str
     tokenizer_sha256: str
-    number: int
-    pieces: list[Piece]  # none where the documents come from a table
+    number: int = 0
+    pieces: list[Piece] = []  # none where the documents come from a table
     text_column: str
     form: Form
     cleaning: CleaningConfig
-    has_duplicates: bool
+    has_duplicates: bool = False
     validation_fraction: float  # of documents; 0 puts everything into the train shard
 
 
@@ -79,7 +79,10 @@ def encode_shard(request: ShardRequest, chunks: Iterable[Chunk], counts: Counter
         if chunk.repaired_sequences:
             repaired_documents.add(chunk.document)
         split = split_of(chunk.document, request.validation_fraction)
-        tokens = _encode(tokenizer, chunk, request.form)
+        if request.form == "text":
+            tokens = tokenizer.encode_utf8(chunk.data)
+        else:
+            tokens = parse_ids(chunk.data, request.form, chunk.document)
         rows[split] += [tokens, end_of_text] if chunk.ends_document else [tokens]
         lengths[split] += len(tokens) + chunk.ends_document
         if lengths[split] >= SHARD_TOKENS:
@@ -88,10 +91,6 @@ def encode_shard(request: ShardRequest, chunks: Iterable[Chunk], counts: Counter
         if rows[split]:
             close(split)
     return ShardResult(shards=shards, counts=Counts(**counts), repaired_documents=repaired_documents)
-
-
-def _encode(tokenizer: Tokenizer, chunk: Chunk, form: Form) -> TokenIds:
-    return tokenizer.encode_utf8(chunk.data) if form == "text" else parse_ids(chunk.data, form, chunk.document)
 
 
 def split_of(document: str, validation_fraction: float) -> Split:
@@ -121,9 +120,8 @@ def sign_shard(request: ShardRequest, chunks: Iterable[Chunk] | None = None) -> 
 def find_duplicates_here(requests: Sequence[ShardRequest]) -> set[int]:
     """Compare all documents in this process, one after another; the shards that have duplicates are returned."""
     with_duplicates: set[int] = set()
-    finder: DuplicateFinder | None = None
+    finder = DuplicateFinder(least_agreement(requests[0].cleaning))
     for request in requests:
-        finder = finder or DuplicateFinder(least_agreement(request.cleaning))
         documents = [signature.document for signature in sign_shard(request) if finder.is_duplicate(signature)]
         if documents:
             write_duplicates(Folder(request.dataset_url), request.number, documents)

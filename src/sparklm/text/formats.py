@@ -84,16 +84,6 @@ def suggested_format(name: str) -> str | None:
     return next((known for known, other in settings.items() if name in (*other.endings, *other.aliases)), None)
 
 
-def format_by_ending(ending: str) -> str | None:
-    """The format of files whose names end so; None if it is unknown."""
-    return next((name for name, file_format in FORMATS.items() if ending in file_format.endings), None)
-
-
-def format_of_ids(form: TokenForm) -> str:
-    """The format of files that hold token ids in a form."""
-    return next(name for name, file_format in FORMATS.items() if file_format.form == form)
-
-
 def read_chunks(piece: Piece, text_column: str, counts: Counter[str] | None = None) -> Iterator[Chunk]:
     """Read a piece, chunk by chunk. Counts `input_bytes` of the file and `read_bytes`, what they are decompressed."""
     counts = Counter() if counts is None else counts
@@ -235,16 +225,8 @@ def _texts_of_column(column: Any, address: str, text_column: str) -> Iterator[by
 
     if pyarrow.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    kinds = (
-        "is_string",
-        "is_large_string",
-        "is_string_view",
-        "is_binary",
-        "is_large_binary",
-        "is_binary_view",
-        "is_null",
-    )
-    if not any(getattr(pyarrow.types, kind)(column.type) for kind in kinds):
+    kinds = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view", "null")
+    if not any(getattr(pyarrow.types, f"is_{kind}")(column.type) for kind in kinds):
         raise UserError(f"{address}: the column {text_column!r} is of type {column.type}, not a text")
     for text in column.cast(pyarrow.large_binary()).to_pylist():
         yield text or b""

@@ -8,10 +8,12 @@ runs the shards: a loop in this process or tasks on a cluster. Run again on a co
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
 from sparklm.storage import Folder, split_url
-from sparklm.text.corpus import Corpus, Workers, corpus_address, open_corpus
+from sparklm.text.corpus import Corpus, corpus_address, open_corpus
 from sparklm.text.encode import DUPLICATES, ShardRequest, ShardResult
 from sparklm.text.formats import SAMPLE
 from sparklm.text.shards import (
@@ -27,17 +29,20 @@ from sparklm.text.shards import (
     read_manifest,
     token_dtype,
 )
-from sparklm.text.sources import first_source
+from sparklm.text.sources import iterate_sources
 from sparklm.text.tokenizer import Tokenizer
 from sparklm.text.tokenizer_kinds import choose_vocab_size, make_ids_tokenizer, make_tokenizer, needs_text
+
+if TYPE_CHECKING:
+    from sparklm.placement.protocol import Placement
 
 FEW_DOCUMENTS = 100  # with fewer, a split by document leaves validation to chance
 _MOST_NAMELESS_IDS = 1 << 24
 
 
-def prepare(data: DataConfig, cleaning: CleaningConfig, folder: Folder, workers: Workers) -> Manifest:
+def prepare(data: DataConfig, cleaning: CleaningConfig, folder: Folder, placement: Placement) -> Manifest:
     """Make the dataset in `folder`, or return the one that is there if it came from the same request."""
-    corpus = open_corpus(data, cleaning, workers)
+    corpus = open_corpus(data, cleaning, placement)
     request = _request(data, cleaning, corpus)
     if folder.exists(MANIFEST):
         manifest = read_manifest(folder)
@@ -59,13 +64,13 @@ def prepare(data: DataConfig, cleaning: CleaningConfig, folder: Folder, workers:
 def check_corpus(data: DataConfig) -> None:
     """Refuse a corpus that is not there, before anything is started for it (what is elsewhere is found out later)."""
     if not data.is_table and split_url(corpus_address(data))[0] == "file":
-        first_source(corpus_address(data), data.format)
+        next(iterate_sources(corpus_address(data), data.format))
 
 
-def is_unchanged(data: DataConfig, cleaning: CleaningConfig, manifest: Manifest, workers: Workers) -> bool:
+def is_unchanged(data: DataConfig, cleaning: CleaningConfig, manifest: Manifest, placement: Placement) -> bool:
     """Whether the corpus is still what a dataset was made from; True where there is no corpus left to compare."""
     try:
-        return manifest.request == _request(data, cleaning, open_corpus(data, cleaning, workers))
+        return manifest.request == _request(data, cleaning, open_corpus(data, cleaning, placement))
     except UserError:
         return True
 
@@ -90,20 +95,16 @@ def _make_dataset(
     tokenizer, notes = _choose_tokenizer(data, cleaning, corpus)
     folder.write_text(TOKENIZER, tokenizer.to_json())
     rule = data.split if data.split != "auto" else "tail" if len(corpus.inputs) < FEW_DOCUMENTS else "document"
-    results = _encode_corpus(
-        corpus,
-        ShardRequest(
-            dataset_url=folder.absolute().url,
-            tokenizer_sha256=tokenizer.fingerprint,
-            number=0,
-            pieces=[],
-            text_column=data.text_column,
-            form=corpus.form,
-            cleaning=cleaning,
-            has_duplicates=False,
-            validation_fraction=data.validation_fraction if rule == "document" else 0.0,
-        ),
+    shard_request = ShardRequest(
+        dataset_url=folder.absolute().url,
+        tokenizer_sha256=tokenizer.fingerprint,
+        text_column=data.text_column,
+        form=corpus.form,
+        cleaning=cleaning,
+        validation_fraction=data.validation_fraction if rule == "document" else 0.0,
     )
+    with_duplicates = corpus.find_duplicates(shard_request) if cleaning.duplicates != "keep" else set()
+    results = corpus.encode(shard_request, with_duplicates)
     counts = _count(results)
     if counts.kept_documents == 0:
         raise UserError(_nothing_left(corpus_address(data), counts))
@@ -127,11 +128,6 @@ def _make_dataset(
     return manifest
 
 
-def _encode_corpus(corpus: Corpus, request: ShardRequest) -> list[ShardResult]:
-    with_duplicates = corpus.find_duplicates(request) if request.cleaning.duplicates != "keep" else set()
-    return corpus.encode(request, with_duplicates)
-
-
 def _count(results: list[ShardResult]) -> Counts:
     repaired: set[str] = set().union(*(result.repaired_documents for result in results))
     return sum((result.counts for result in results), Counts(repaired_documents=len(repaired)))
@@ -151,10 +147,10 @@ def _choose_tokenizer(data: DataConfig, cleaning: CleaningConfig, corpus: Corpus
                 f"{vocabulary.place}: token id {vocabulary.largest} is larger than any vocabulary's; if these are "
                 "token ids, say whose with data.tokenizer, and if not, data.format=text"
             )
-        tokenizer = make_ids_tokenizer(data.vocab_size or vocabulary.largest + 1, vocabulary.names)
+        size, owner = data.vocab_size or vocabulary.largest + 1, "data.vocab_size"
+        tokenizer = make_ids_tokenizer(size, vocabulary.names)
         meaning = "the words beside them" if vocabulary.names else "their numbers; data.tokenizer says whose they are"
         notes = [*corpus.notes, f"token ids up to {vocabulary.largest} stand for {meaning}"]
-        size, owner = data.vocab_size or vocabulary.largest + 1, "data.vocab_size"
     else:
         tokenizer = make_tokenizer(data.tokenizer, [], 0)
         notes, size, owner = corpus.notes, tokenizer.vocab_size, f"the tokenizer {data.tokenizer}"

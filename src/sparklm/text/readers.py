@@ -31,6 +31,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LONGEST_LINE_SEARCH = 64 * 1024
 _BLOCK_BYTES = CHUNK_BYTES + _LONGEST_LINE_SEARCH  # a piece of the usual size, moved to line ends, is one block
 _REPLACEMENT = "\ufffd".encode()
+_CONTINUATION = bytes(range(0b1000_0000, 0b1100_0000))  # with these no character of UTF-8 begins
 _BETWEEN_IDS = re.compile(rb"[\s,;\[\]]")
 
 
@@ -219,7 +220,7 @@ def _boundary(file: BinaryIO, offset: int, between_ids: bool) -> int:
     if data.endswith(b"\n") or not data:
         return offset - 1 + len(data)
     space = data.find(b" ", 1)
-    return offset - 1 + (space if space > 0 else _character_start(data, 1))
+    return offset - 1 + (space if space > 0 else len(data) - len(data[1:].lstrip(_CONTINUATION)))
 
 
 def last_cut(data: bytes, between_ids: bool = False) -> int:
@@ -230,22 +231,7 @@ def last_cut(data: bytes, between_ids: bool = False) -> int:
     if line:
         return line
     space = data.rfind(b" ", max(0, len(data) - _LONGEST_LINE_SEARCH))
-    return space if space > 0 else _last_character_start(data)
-
-
-def _character_start(data: bytes, place: int) -> int:
-    """Find the first character start at or after a place."""
-    while place < len(data) and data[place] & 0b1100_0000 == 0b1000_0000:
-        place += 1
-    return place
-
-
-def _last_character_start(data: bytes) -> int:
-    """Find where the last character begins, which may not be all there yet."""
-    place = max(0, len(data) - 1)
-    while place > 0 and data[place] & 0b1100_0000 == 0b1000_0000:
-        place -= 1
-    return place
+    return space if space > 0 else max(0, len(data.rstrip(_CONTINUATION)) - 1)
 
 
 def refuse_zero(data: bytes, offset: int, address: str) -> None:

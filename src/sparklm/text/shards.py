@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -27,7 +26,7 @@ from sparklm.errors import UserError
 from sparklm.storage import Folder, cached_copy, read_record
 from sparklm.text.formats import FORMATS
 from sparklm.text.tokenizer import Tokenizer
-from sparklm.text.windows import DocumentWindows, Int64Array, StreamWindows, Windows
+from sparklm.text.windows import Int64Array, Windows
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -259,21 +258,16 @@ class _Shards(Sequence[TokenArray]):
     def __init__(self, folder: Folder, manifest: Manifest) -> None:
         self._folder, self._shards = folder, manifest.shards
         self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
-        self._open: OrderedDict[int, TokenArray] = OrderedDict()
+        self._map_once = functools.lru_cache(_MOST_OPEN_SHARDS)(self._map)
 
     def __len__(self) -> int:
         return len(self._shards)
 
     def __getitem__(self, number: int) -> TokenArray:  # type: ignore[override]
-        tokens = self._open.get(number)
-        if tokens is None:
-            tokens = self._map(self._shards[number])
-            self._open[number] = tokens
-            if len(self._open) > _MOST_OPEN_SHARDS:
-                self._open.popitem(last=False)
-        return tokens
+        return self._map_once(number)
 
-    def _map(self, shard: Shard) -> TokenArray:
+    def _map(self, number: int) -> TokenArray:
+        shard = self._shards[number]
         address = self._folder.address(f"shards/{shard.file}")
         if shard.num_bytes == 0:
             return np.empty(0, dtype=self._dtype)
@@ -312,13 +306,12 @@ class Dataset:
             )
         self.train = open_split(folder, self.manifest, "train")
         self.validation = open_split(folder, self.manifest, "validation")
-        self._ends: dict[TokenStream, Int64Array] = {}
+        self._document_ends = functools.cache(self._find_document_ends)
 
     def windows(self, stream: TokenStream, data: DataConfig, stride: int) -> Windows:
         """The windows of a stream of this dataset, as the config asks."""
-        if not self.has_document_windows(data):
-            return StreamWindows(num_tokens=len(stream), window_size=data.window_size, stride=stride)
-        return DocumentWindows(ends=self._document_ends(stream), window_size=data.window_size, stride=stride)
+        ends = self._document_ends(stream) if self.has_document_windows(data) else np.array([len(stream)])
+        return Windows(ends=ends, window_size=data.window_size, stride=stride)
 
     def has_document_windows(self, data: DataConfig) -> bool:
         """Whether windows must not cross documents: to find them then takes a reading of all the text."""
@@ -329,14 +322,12 @@ class Dataset:
         tokens = stream.read(0, min(len(stream), most_tokens or len(stream)))
         return len(self.tokenizer.decode(tokens.tolist()).encode())
 
-    def _document_ends(self, stream: TokenStream) -> Int64Array:
-        """Where the documents of a stream end, which takes a reading of all of it: once."""
-        if stream not in self._ends:
-            ends = stream.places_of(self.tokenizer.end_of_text) + 1
-            if len(stream) and (len(ends) == 0 or ends[-1] != len(stream)):
-                ends = np.append(ends, len(stream))  # a split may end inside a document
-            self._ends[stream] = ends
-        return self._ends[stream]
+    def _find_document_ends(self, stream: TokenStream) -> Int64Array:
+        """Where the documents of a stream end, which takes a reading of all of it."""
+        ends = stream.places_of(self.tokenizer.end_of_text) + 1
+        if len(stream) and (len(ends) == 0 or ends[-1] != len(stream)):
+            ends = np.append(ends, len(stream))  # a split may end inside a document
+        return ends
 
 
 def open_dataset(folder: Folder) -> Dataset:

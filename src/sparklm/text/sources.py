@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from sparklm.errors import UserError
 from sparklm.storage import open_filesystem, split_url
-from sparklm.text.formats import AUTO, FORMATS, PLAIN_TEXT, SAMPLE, format_by_ending, sample_topics
+from sparklm.text.formats import AUTO, FORMATS, PLAIN_TEXT, SAMPLE, sample_topics
 from sparklm.text.readers import COMPRESSIONS, UNCOMPRESSED, Piece
 
 PIECE_BYTES = 4 * 1024 * 1024
@@ -43,42 +43,26 @@ def list_sources(corpus: str, file_format: str = AUTO) -> list[Source]:
 
     A format other than `auto` holds for every file, and a folder's files need no ending that says it.
     """
-    if corpus == SAMPLE:
-        return [
-            Source(
-                name=name,
-                address=f"{SAMPLE}/{name}",
-                format="sample",
-                compression=UNCOMPRESSED,
-                num_bytes=len(text.encode()),
-                modified=hashlib.sha256(text.encode()).hexdigest(),
-            )
-            for name, text in sorted(sample_topics().items())
-        ]
-    sources = list(_iterate_sources(corpus, file_format))
-    if not sources:
-        raise _no_text(corpus)
-    return sources
+    return list(iterate_sources(corpus, file_format))
 
 
-def first_source(corpus: str, file_format: str = AUTO) -> Source:
-    """The first file of a corpus, found without looking for the others."""
-    source = list_sources(SAMPLE)[0] if corpus == SAMPLE else next(_iterate_sources(corpus, file_format), None)
-    if source is None:
-        raise _no_text(corpus)
-    return source
-
-
-def _iterate_sources(corpus: str, file_format: str) -> Iterator[Source]:
+def iterate_sources(corpus: str, file_format: str) -> Iterator[Source]:
+    """The files of a corpus one by one: the first is found without looking for the others."""
     protocol, path = split_url(corpus)
-    if protocol == "file":
-        return _list_local(os.path.expanduser(path), file_format)
-    return _list_remote(corpus, file_format)
-
-
-def _no_text(corpus: str) -> UserError:
-    kinds = ", ".join(f".{ending}" for file_format in FORMATS.values() for ending in file_format.endings)
-    return UserError(f"{corpus}: no text there; a corpus is a file, a glob, or a folder of files that end in {kinds}")
+    if corpus == SAMPLE:
+        sources = _list_sample()
+    elif protocol == "file":
+        sources = _list_local(os.path.expanduser(path), file_format)
+    else:
+        sources = _list_remote(corpus, file_format)
+    first = next(sources, None)
+    if first is None:
+        kinds = ", ".join(f".{ending}" for known in FORMATS.values() for ending in known.endings)
+        raise UserError(
+            f"{corpus}: no text there; a corpus is a file, a glob, or a folder of files that end in {kinds}"
+        )
+    yield first
+    yield from sources
 
 
 def cut_pieces(sources: list[Source], piece_bytes: int = PIECE_BYTES, *, whole_documents: bool = False) -> list[Piece]:
@@ -120,7 +104,20 @@ def kind_of(name: str) -> tuple[str | None, str]:
     compression = UNCOMPRESSED
     if ending in COMPRESSIONS:
         compression, ending = ending, stem.rpartition(".")[2]
-    return format_by_ending(ending), compression
+    known = (name for name, file_format in FORMATS.items() if ending in file_format.endings)
+    return next(known, None), compression
+
+
+def _list_sample() -> Iterator[Source]:
+    for name, text in sorted(sample_topics().items()):
+        data = text.encode()
+        yield _source(
+            "sample",
+            name=name,
+            address=f"{SAMPLE}/{name}",
+            num_bytes=len(data),
+            modified=hashlib.sha256(data).hexdigest(),
+        )
 
 
 def _list_local(path: str, file_format: str) -> Iterator[Source]:
@@ -197,9 +194,7 @@ def _source(file_format: str, *, name: str, address: str, num_bytes: int, modifi
 def _list_remote(url: str, file_format: str) -> Iterator[Source]:
     url = url.rstrip("/")
     filesystem, path = open_filesystem(url)
-    base = f"{split_url(url)[0]}://{split_url(url)[1]}".removesuffix(
-        path.lstrip("/")
-    )  # protocol, and host if it has one
+    base = "://".join(split_url(url)).removesuffix(path.lstrip("/"))  # protocol, and host if it has one
     if glob.has_magic(path):
         matches = filesystem.glob(path, detail=True)
     elif filesystem.isdir(path):

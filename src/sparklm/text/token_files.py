@@ -12,10 +12,10 @@ tokenizer that made them, if the user names it, and otherwise by the words in th
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel
 
 from sparklm.errors import UserError
 from sparklm.text.formats import TokenForm
@@ -30,13 +30,12 @@ _SEPARATORS = bytes.maketrans(b",;[]\t\r\n", b"       ")
 _WORD_LINE = re.compile(rb"(?P<word>[^\t\n]+?)[,\t][\s,\[]*(?P<ids>\d+(?:[\s,]+\d+)*)[\s\],]*")
 
 
-@dataclass(kw_only=True)
-class Vocabulary:
+class Vocabulary(BaseModel):
     """What some token ids say about their vocabulary: the largest id and its place, and names where there are any."""
 
     largest: int = -1
     place: str = ""
-    names: dict[int, str] = field(default_factory=dict)
+    names: dict[int, str] = {}
 
     def add(self, other: Vocabulary) -> None:
         """Add what another part of the corpus says; the first name of an id holds."""

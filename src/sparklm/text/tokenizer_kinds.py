@@ -114,8 +114,7 @@ def _train_merges(text: str, vocab_size: int) -> list[tuple[str, str]]:
 
     with _silenced():
         _, merges = gigatoken.train_bpe(text.encode(), vocab_size, [END_OF_TEXT])
-    alphabet = _byte_alphabet()
-    return [(_spell(left, alphabet), _spell(right, alphabet)) for left, right in merges]
+    return [(_spell(left), _spell(right)) for left, right in merges]
 
 
 def _has_long_runs(text: str) -> bool:
@@ -143,7 +142,7 @@ def _train_merges_slowly(text: str, vocab_size: int) -> list[tuple[str, str]]:
 
 def _byte_level(merges: list[tuple[str, str]]) -> Tokenizer:
     """Build a byte-level BPE: the special token, the 256 bytes in order, then what merges make."""
-    tokens = [END_OF_TEXT, *_byte_alphabet(), *(left + right for left, right in merges)]
+    tokens = [END_OF_TEXT, *_BYTE_ALPHABET, *(left + right for left, right in merges)]
     return _bpe({token: number for number, token in enumerate(dict.fromkeys(tokens))}, merges)
 
 
@@ -210,13 +209,12 @@ def _from_tiktoken(data: bytes, name: str, address: str) -> Tokenizer:
         raise UserError(
             f"{address} is not a tiktoken file (a base64 token and its rank on each line): {error}"
         ) from error
-    alphabet = _byte_alphabet()
     merges = []
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
         parts = _parts_before(token, ranks, rank)
         if len(parts) == 2:
-            merges.append((_spell(parts[0], alphabet), _spell(parts[1], alphabet)))
-    vocabulary = {_spell(token, alphabet): rank for token, rank in ranks.items()}
+            merges.append((_spell(parts[0]), _spell(parts[1])))
+    vocabulary = {_spell(token): rank for token, rank in ranks.items()}
     return _bpe(vocabulary, merges, _TIKTOKEN_PATTERNS.get(name))
 
 
@@ -233,14 +231,17 @@ def _parts_before(token: bytes, ranks: dict[bytes, int], rank: int) -> list[byte
 
 
 def _byte_alphabet() -> list[str]:
-    """The printable character that stands for each byte in byte-level vocabularies, by byte."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
-def _spell(token: bytes, alphabet: list[str]) -> str:
-    return "".join(alphabet[byte] for byte in token)
+# The printable character that stands for each byte in byte-level vocabularies.
+_BYTE_ALPHABET = _byte_alphabet()
+
+
+def _spell(token: bytes) -> str:
+    return "".join(_BYTE_ALPHABET[byte] for byte in token)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@ Cost: O(1) memory for any corpus size; a permutation is four Feistel rounds, abo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,68 +23,23 @@ Int64Array = npt.NDArray[np.int64]
 _FEISTEL_ROUNDS = 4
 
 
-def count_windows(num_tokens: int, window_size: int, stride: int) -> int:
-    """Count the whole windows in a stream.
+class Windows:
+    """The windows of a stream, by number; each lies in one document. Costs 16 bytes for every document that has any.
 
-    >>> count_windows(num_tokens=11, window_size=4, stride=3)  # starts 0, 3 and 6
-    3
-    >>> count_windows(num_tokens=4, window_size=4, stride=1)  # the target of the last position is missing
-    0
-    """
-    spare = num_tokens - (window_size + 1)
-    return 0 if spare < 0 else 1 + spare // stride
+    Where windows may cross documents, all of the stream counts as one.
 
-
-class Windows(Protocol):
-    """The windows of a stream, by number."""
-
-    @property
-    def window_size(self) -> int:
-        """Tokens of input in a window."""
-
-    @property
-    def num_windows(self) -> int:
-        """How many there are."""
-
-    def starts(self, numbers: Int64Array) -> Int64Array:
-        """The places at which windows start."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StreamWindows:
-    """Windows wherever they fall.
-
-    >>> StreamWindows(num_tokens=11, window_size=4, stride=3).starts(np.arange(3)).tolist()
-    [0, 3, 6]
-    """
-
-    num_tokens: int
-    window_size: int
-    stride: int
-
-    @property
-    def num_windows(self) -> int:
-        """How many whole windows there are."""
-        return count_windows(self.num_tokens, self.window_size, self.stride)
-
-    def starts(self, numbers: Int64Array) -> Int64Array:
-        """Window `i` starts at `i * stride`."""
-        return numbers * self.stride
-
-
-class DocumentWindows:
-    """Windows that lie in one document each. Costs 16 bytes for every document that is long enough for one.
-
-    >>> windows = DocumentWindows(ends=np.array([5, 8, 15]), window_size=3, stride=1)  # of 5, 3 and 7 tokens
+    >>> windows = Windows(ends=np.array([5, 8, 15]), window_size=3, stride=1)  # of 5, 3 and 7 tokens
     >>> windows.starts(np.arange(windows.num_windows)).tolist(), windows.num_short
     ([0, 1, 8, 9, 10, 11], 1)
+    >>> Windows(ends=np.array([4]), window_size=4, stride=1).num_windows  # the target of the last token is missing
+    0
     """
 
     def __init__(self, *, ends: Int64Array, window_size: int, stride: int) -> None:
         self.window_size, self._stride = window_size, stride
         starts = np.concatenate(([0], ends[:-1])).astype(np.int64)
         spare = ends - starts - (window_size + 1)
-        self.num_short = int((spare < 0).sum())
+        self.num_short = int((spare < 0).sum())  # documents without a window
         self._document_starts = starts[spare >= 0]
         self._first_windows = np.concatenate(([0], np.cumsum(1 + spare[spare >= 0] // stride)))
 
@@ -111,7 +65,7 @@ def permute(places: Int64Array, size: int, key: int) -> Int64Array:
     """
     half_bits = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
     half_mask = np.uint64((1 << int(half_bits)) - 1)
-    round_keys = [np.uint64(_mix(key, round_number)) for round_number in range(_FEISTEL_ROUNDS)]
+    round_keys = [np.uint64(derive_seed(key, round_number)) for round_number in range(_FEISTEL_ROUNDS)]
 
     def shuffle_domain(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         left, right = values >> half_bits, values & half_mask
@@ -128,9 +82,13 @@ def permute(places: Int64Array, size: int, key: int) -> Int64Array:
 
 
 def derive_seed(seed: int, *parts: int) -> int:
-    """Derive an independent 64-bit seed from a seed and the place it is for (an epoch, a step, a replica)."""
+    """An independent 64-bit seed for a place (an epoch, a step, a replica), mixed by the finaliser of splitmix64."""
+    mask = (1 << 64) - 1
     for part in parts:
-        seed = _mix(seed, part)
+        value = (seed * 0x9E3779B97F4A7C15 + part + 0x9E3779B97F4A7C15) & mask
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
+        seed = value ^ (value >> 31)
     return seed
 
 
@@ -181,15 +139,6 @@ class WindowPlan:
             here = epochs == epoch
             chosen[here] = permute(places[here], self.num_windows, derive_seed(self.seed, epoch))
         return chosen
-
-
-def _mix(seed: int, part: int) -> int:
-    """Combine two integers into 64 well-spread bits (the finaliser of splitmix64)."""
-    mask = (1 << 64) - 1
-    value = (seed * 0x9E3779B97F4A7C15 + part + 0x9E3779B97F4A7C15) & mask
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
-    return value ^ (value >> 31)
 
 
 def _scramble(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

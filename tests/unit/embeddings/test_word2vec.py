@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from sparklm.config import CleaningConfig, DataConfig
 from sparklm.embeddings import word2vec
 from sparklm.embeddings.skipgram import Sampling, Tables, Word2VecSettings, train_chunk
-from sparklm.embeddings.word2vec import PartResult, Plan, average, make_plan, train_word2vec
+from sparklm.embeddings.word2vec import Plan, average, make_plan, train_word2vec
 from sparklm.errors import TrainingDivergedError, UserError
 from sparklm.placement.in_process import InProcess
 from sparklm.storage import Folder
-from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset, read_manifest
+from tests.corpora import make, opened, write_corpus
 
 TOPICS = [
     ["salt", "pepper", "onion", "butter", "flour", "garlic"],
@@ -32,15 +31,10 @@ SETTINGS = Word2VecSettings(size=16, window=2, negatives=2, epochs=3, subsample=
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """Sixty documents, each on one topic, and one with a word that occurs once."""
     place, random = tmp_path_factory.mktemp("word2vec"), np.random.default_rng(0)
-    (place / "corpus").mkdir()
-    for number in range(60):
-        words = random.choice(TOPICS[number % len(TOPICS)], 200)
-        (place / "corpus" / f"{number}.txt").write_text(" " + " ".join(words))
-    (place / "corpus" / "rare.txt").write_text(" once")
-    data = DataConfig(corpus=str(place / "corpus"), tokenizer="word", vocab_size=300, validation_fraction=0)
-    folder = Folder(str(place / "dataset"))
-    prepare(data, CleaningConfig(), folder, InProcess())
-    return Dataset(folder)
+    topics = {str(number): random.choice(TOPICS[number % len(TOPICS)], 200) for number in range(60)}
+    write_corpus(place, **{name: " " + " ".join(words) for name, words in topics.items()}, rare=" once")
+    make(place, tokenizer="word", vocab_size=300, validation_fraction=0)
+    return opened(place)
 
 
 @pytest.fixture
@@ -117,7 +111,7 @@ def test_one_update_is_the_gradient_of_the_loss() -> None:
 def reversed_and_repeated(work, orders, title):
     for order in orders:
         work(order)
-    return [work(order) for order in reversed(orders)]
+    return [work(order) for order in reversed(orders)][::-1]
 
 
 def test_parts_in_any_order_and_repeated_give_the_same_bytes(
@@ -172,10 +166,10 @@ def test_a_stopped_training_with_other_settings_is_not_continued(dataset: Datase
 
 def test_damaged_tables_are_refused(dataset: Dataset, tmp_path: Path) -> None:
     def damage(work, orders, title):
-        (answer,) = here(work, orders, title)
-        path = Path(tmp_path, "word2vec-rounds", PartResult.model_validate_json(answer).tables_file)
+        (file,) = here(work, orders, title)
+        path = Path(tmp_path, "word2vec-rounds", file)
         path.write_bytes(path.read_bytes()[:-1] + b"x")
-        return [answer]
+        return [file]
 
     with pytest.raises(UserError, match="does not fit its checksum"):
         train_word2vec(dataset.folder, Folder(str(tmp_path)), SETTINGS, damage)

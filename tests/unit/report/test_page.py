@@ -285,7 +285,7 @@ def test_a_new_column_is_shown_wherever_its_declaration_says(
     )
     monkeypatch.setitem(COLUMNS, "ToyMB", toy)
     run = Folder(str(tmp_path / "run"))
-    run_job(tiny_config(corpus_file, "output.tensorboard=true"), tmp_path / "run")
+    run_job(tiny_config(corpus_file, "output.tensorboard=true"), tmp_path / "run", report=True)
     assert [epoch.figure("ToyMB") for epoch in read_metrics(run)] == [7000, 7001]
     page = run.read_text("report.html")
     lines = figures(page)["memory"]["data"]

@@ -11,14 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparklm.config import CleaningConfig, DataConfig
+from sparklm.config import CleaningConfig
 from sparklm.errors import UserError
-from sparklm.placement.in_process import InProcess
-from sparklm.storage import Folder
 from sparklm.text.cleaning import DuplicateFinder, Signature, clean, rows_per_band, sign_documents
-from sparklm.text.prepare import prepare
 from sparklm.text.readers import Chunk, make_chunk
-from sparklm.text.shards import Dataset, Manifest
+from tests.corpora import make, opened, train_tokens, write_corpus
 
 BOOK = (
     "The Project Gutenberg eBook of Tales\n\nSome conditions.\n"
@@ -149,23 +146,18 @@ def test_keys_are_longer_where_documents_must_be_more_alike() -> None:
     assert rows[0] >= 1
 
 
-def make(tmp_path: Path, **steps) -> Manifest:
-    data = DataConfig(corpus=str(tmp_path / "corpus"), tokenizer="byte", window_size=4, validation_fraction=0)
-    return prepare(data, CleaningConfig(**steps), Folder(str(tmp_path / "dataset")), InProcess())
-
-
 def test_a_corpus_is_cleaned_and_the_manifest_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparklm.text.corpus.SHARD_TEXT_BYTES", 100)
-    (tmp_path / "corpus").mkdir()
-    (tmp_path / "corpus" / "a.txt").write_text(BOOK)
+    write_corpus(tmp_path, a=BOOK, c="second text")
     (tmp_path / "corpus" / "b.jsonl").write_text(
         "".join(json.dumps({"text": text}) + "\n" for text in ("first text", "first text", "x", "", "second text"))
     )
-    (tmp_path / "corpus" / "c.txt").write_text("second text")
-    manifest = make(tmp_path, gutenberg=True, duplicates="exact", min_length=3)
+    manifest = make(
+        tmp_path, cleaning=CleaningConfig(gutenberg=True, duplicates="exact", min_length=3), validation_fraction=0
+    )
     counts = manifest.counts
-    dataset = Dataset(Folder(str(tmp_path / "dataset")))
-    texts = dataset.tokenizer.decode(dataset.train.read(0, len(dataset.train)).tolist())
+    dataset = opened(tmp_path)
+    texts = dataset.tokenizer.decode(train_tokens(dataset))
     assert texts == "Once upon a time.\nfirst textsecond text"
     assert (counts.documents, counts.kept_documents) == (7, 3)
     assert (counts.short_documents, counts.empty_documents, counts.duplicate_documents) == (1, 1, 2)
@@ -179,7 +171,6 @@ def test_a_corpus_is_cleaned_and_the_manifest_says_how(tmp_path: Path, monkeypat
 
 
 def test_cleaning_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "corpus").mkdir()
-    (tmp_path / "corpus" / "a.txt").write_text("short")
+    write_corpus(tmp_path, a="short")
     with pytest.raises(UserError, match=r"cleaning leaves nothing of 1 documents \(0 empty, 1 too short"):
-        make(tmp_path, min_length=100)
+        make(tmp_path, cleaning=CleaningConfig(min_length=100))

@@ -5,37 +5,15 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparklm.config import CleaningConfig, DataConfig
 from sparklm.placement.in_process import InProcess
-from sparklm.storage import Folder
-from sparklm.text.corpus import FileCorpus, Workers, group_pieces, sample_texts
-from sparklm.text.prepare import prepare
+from sparklm.text.corpus import FileCorpus, group_pieces
 from sparklm.text.readers import Piece
-from sparklm.text.shards import (
-    Dataset,
-    Manifest,
-)
-
-
-def make(
-    tmp_path: Path,
-    name: str = "dataset",
-    workers: Workers | None = None,
-    cleaning: CleaningConfig | None = None,
-    **data,
-) -> Manifest:
-    settings = {"corpus": str(tmp_path / "corpus"), "window_size": 8, "tokenizer": "byte"} | data
-    folder = Folder(str(tmp_path / name))
-    return prepare(DataConfig(**settings), cleaning or CleaningConfig(), folder, workers or InProcess())
-
-
-def write_corpus(tmp_path: Path, **documents: str | bytes) -> None:
-    (tmp_path / "corpus").mkdir(exist_ok=True)
-    for name, text in documents.items():
-        (tmp_path / "corpus" / f"{name}.txt").write_bytes(text.encode() if isinstance(text, str) else text)
+from tests.corpora import make, opened, train_tokens, write_corpus
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=20))
@@ -49,19 +27,18 @@ def test_grouping_keeps_every_piece_in_order(sizes: list[int]) -> None:
     assert all(len(group) == 1 or sum(piece.stop for piece in group) <= 60 for group in groups)
 
 
-def test_the_tokenizer_sample_is_bounded_and_spread(tmp_path: Path) -> None:
+def test_the_tokenizer_sample_is_bounded_and_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparklm.text.corpus.TOKENIZER_SAMPLE_BYTES", 500)
     write_corpus(tmp_path, **{f"d{number}": "x" * 100 for number in range(20)})
-    from sparklm.text.sources import cut_pieces, list_sources
-
-    pieces = cut_pieces(list_sources(str(tmp_path / "corpus")))
-    assert len(list(sample_texts(pieces, "text", CleaningConfig(), limit_bytes=500))) == 5
+    corpus = FileCorpus(DataConfig(corpus=str(tmp_path / "corpus")), CleaningConfig(), InProcess())
+    assert len(list(corpus.sample_texts())) == 5
 
 
 def test_the_tokenizer_learns_from_what_cleaning_leaves(tmp_path: Path) -> None:
     write_corpus(tmp_path, a="un cafe\u0301 tre\u0300s franc\u0327ais\n" * 20)
     make(tmp_path, tokenizer="char", cleaning=CleaningConfig(unicode="NFC"), validation_fraction=0)
-    dataset = Dataset(Folder(str(tmp_path / "dataset")))
-    text = dataset.tokenizer.decode(dataset.train.read(0, len(dataset.train)).tolist())
+    dataset = opened(tmp_path)
+    text = dataset.tokenizer.decode(train_tokens(dataset))
     assert text == "un caf\u00e9 tr\u00e8s fran\u00e7ais\n" * 20
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import bz2
-import csv
 import gzip
-import json
 import lzma
 import os
 import re
@@ -16,55 +14,12 @@ import pyarrow.parquet
 import pytest
 from pydantic import ValidationError
 
-from sparklm.config import CleaningConfig, DataConfig
+from sparklm.config import DataConfig
 from sparklm.errors import UserError
-from sparklm.placement.in_process import InProcess
-from sparklm.storage import Folder
 from sparklm.text.formats import FORMATS, format_names, read_chunks, suggested_format
-from sparklm.text.prepare import prepare
-from sparklm.text.readers import Chunk, Piece
-from sparklm.text.shards import open_dataset
 from sparklm.text.sources import cut_pieces, list_sources
+from tests.corpora import ROWS, WRITERS, chunks_of, documents, make, opened, train_tokens, write_parquet
 from tests.toys import POETRY
-
-
-def chunks_of(pieces: list[Piece], text_column: str = "text") -> list[Chunk]:
-    return [chunk for piece in pieces for chunk in read_chunks(piece, text_column)]
-
-
-def documents(corpus: Path | str, piece_bytes: int = 4 * 2**20, text_column: str = "text") -> list[str]:
-    """The corpus' documents as texts, put together from their chunks."""
-    texts, open_text = [], ""
-    for chunk in chunks_of(cut_pieces(list_sources(str(corpus)), piece_bytes), text_column):
-        open_text = chunk.data.decode() if chunk.starts_document else open_text + chunk.data.decode()
-        if chunk.ends_document:
-            texts.append(open_text)
-    return texts
-
-
-ROWS = ["First document.\nTwo lines.", "", 'Third: naïve 你好, "quoted"', "Fourth " * 50]
-
-
-def write_jsonl(path: Path, column: str = "text") -> None:
-    path.write_text("".join(json.dumps({"id": n, column: row}) + "\n" for n, row in enumerate(ROWS)))
-
-
-def write_csv(path: Path, column: str = "text") -> None:
-    with open(path, "w", newline="") as file:
-        csv.writer(file).writerows([["id", column], *enumerate(ROWS)])
-
-
-def write_parquet(path: Path, column: str = "text") -> None:
-    table = pyarrow.table({"id": list(range(len(ROWS))), column: ROWS})
-    pyarrow.parquet.write_table(table, path, row_group_size=1)
-
-
-def write_text(path: Path, column: str = "text") -> None:
-    path.write_text("\n".join(ROWS))
-
-
-WRITERS = {"jsonl": write_jsonl, "csv": write_csv, "parquet": write_parquet, "txt": write_text}
-
 
 COMPRESSORS = {
     "gz": gzip.compress,
@@ -163,9 +118,6 @@ def test_a_long_line_is_cut_at_spaces(tmp_path: Path) -> None:
 
 
 def test_invalid_utf8_in_a_parquet_column_is_repaired_and_other_types_are_refused(tmp_path: Path) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
     bad = pyarrow.array([b"good", b"bad \xff", None], pyarrow.binary()).view(pyarrow.string())
     numbers = pyarrow.array([1, 2, 3])
     pyarrow.parquet.write_table(pyarrow.table({"text": bad, "number": numbers}), tmp_path / "a.parquet")
@@ -237,23 +189,18 @@ def test_a_registered_format_is_found_by_its_ending_and_read_whole(poems: Path) 
 
 
 def test_a_registered_format_becomes_a_dataset(poems: Path, tmp_path: Path) -> None:
-    folder = Folder(str(tmp_path / "dataset"))
-    data = DataConfig(corpus=str(poems), tokenizer="byte", window_size=4, validation_fraction=0)
-    manifest = prepare(data, CleaningConfig(), folder, InProcess())
+    manifest = make(tmp_path, corpus=str(poems), validation_fraction=0)
     assert manifest.counts.documents == 3
     assert manifest.counts.read_bytes == manifest.counts.input_bytes
-    dataset = open_dataset(folder)
-    tokens = dataset.train.read(0, len(dataset.train)).tolist()
-    assert dataset.tokenizer.decode(tokens) == "roses are redviolets are blueprose"
-    assert not dataset.has_document_windows(data)
+    dataset = opened(tmp_path)
+    assert dataset.tokenizer.decode(train_tokens(dataset)) == "roses are redviolets are blueprose"
+    assert not dataset.has_document_windows(DataConfig())
 
 
 def test_a_registered_format_is_a_setting_and_is_suggested(poems: Path, tmp_path: Path) -> None:
-    folder = Folder(str(tmp_path / "dataset"))
-    data = DataConfig(corpus=str(poems), format="poetry", tokenizer="byte", window_size=4)
-    assert not data.is_table
-    prepare(data, CleaningConfig(), folder, InProcess())
-    assert open_dataset(folder).has_document_windows(data)
+    assert not DataConfig(corpus=str(poems), format="poetry").is_table
+    make(tmp_path, corpus=str(poems), format="poetry")
+    assert opened(tmp_path).has_document_windows(DataConfig())
     assert "poetry" in format_names()
     with pytest.raises(ValidationError, match="format 'rhymes' is unknown; did you mean poetry"):
         DataConfig(corpus=str(poems), format="rhymes")

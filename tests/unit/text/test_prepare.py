@@ -10,38 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
 from sparklm.placement.in_process import InProcess
-from sparklm.storage import Folder
-from sparklm.text.corpus import Workers
 from sparklm.text.encode import split_of
-from sparklm.text.prepare import prepare, split_tail
-from sparklm.text.shards import (
-    Dataset,
-    Manifest,
-    Segment,
-    is_dataset,
-)
+from sparklm.text.prepare import split_tail
+from sparklm.text.shards import Segment, is_dataset
 from tests.conftest import files_below
-
-
-def make(
-    tmp_path: Path,
-    name: str = "dataset",
-    workers: Workers | None = None,
-    cleaning: CleaningConfig | None = None,
-    **data,
-) -> Manifest:
-    settings = {"corpus": str(tmp_path / "corpus"), "window_size": 8, "tokenizer": "byte"} | data
-    folder = Folder(str(tmp_path / name))
-    return prepare(DataConfig(**settings), cleaning or CleaningConfig(), folder, workers or InProcess())
-
-
-def write_corpus(tmp_path: Path, **documents: str | bytes) -> None:
-    (tmp_path / "corpus").mkdir(exist_ok=True)
-    for name, text in documents.items():
-        (tmp_path / "corpus" / f"{name}.txt").write_bytes(text.encode() if isinstance(text, str) else text)
+from tests.corpora import make, opened, train_tokens, write_corpus
 
 
 class InReverse(InProcess):
@@ -62,9 +37,9 @@ class Twice(InProcess):
 def test_tokens_are_the_text_and_every_document_is_closed(tmp_path: Path) -> None:
     write_corpus(tmp_path, a="hello", b="world, again")
     make(tmp_path, validation_fraction=0)
-    dataset = Dataset(Folder(str(tmp_path / "dataset")))
+    dataset = opened(tmp_path)
     end = dataset.tokenizer.end_of_text
-    tokens = dataset.train.read(0, len(dataset.train)).tolist()
+    tokens = train_tokens(dataset)
     assert tokens.count(end) == 2
     assert tokens[5] == tokens[-1] == end
     assert dataset.tokenizer.decode(tokens) == "helloworld, again"
@@ -84,7 +59,7 @@ def test_the_tail_is_validation_where_documents_are_few(tmp_path: Path) -> None:
     write_corpus(tmp_path, a="x" * 99, b="y" * 99)
     manifest = make(tmp_path, validation_fraction=0.25)
     assert manifest.split_rule == "tail"
-    dataset = Dataset(Folder(str(tmp_path / "dataset")))
+    dataset = opened(tmp_path)
     assert (len(dataset.train), len(dataset.validation)) == (150, 50)
     assert dataset.tokenizer.decode(dataset.validation.read(0, 50).tolist()) == "y" * 49
 
@@ -93,7 +68,7 @@ def test_documents_are_split_whole_where_there_are_many(tmp_path: Path) -> None:
     write_corpus(tmp_path, **{f"doc{number:03d}": f"d{number:03d} " * 5 for number in range(150)})
     manifest = make(tmp_path, validation_fraction=0.2)
     assert manifest.split_rule == "document"
-    dataset = Dataset(Folder(str(tmp_path / "dataset")))
+    dataset = opened(tmp_path)
     seen = {
         split: set(dataset.tokenizer.decode(stream.read(0, len(stream)).tolist()).split())
         for split, stream in (("train", dataset.train), ("validation", dataset.validation))
@@ -198,17 +173,17 @@ def test_a_long_document_gives_several_shards_and_the_same_tokens(tmp_path: Path
     monkeypatch.setattr("sparklm.text.encode.SHARD_TOKENS", 500)
     manifest = make(tmp_path, "many")
     assert [shard.num_tokens < 700 for shard in manifest.shards] == [True] * 3
-    one, many = (Dataset(Folder(str(tmp_path / name))) for name in ("one", "many"))
-    assert one.train.read(0, len(one.train)).tolist() == many.train.read(0, len(many.train)).tolist()
-    assert one.tokenizer.decode(many.train.read(0, len(many.train)).tolist()) == text[: len(many.train)]
+    one, many = (opened(tmp_path, name) for name in ("one", "many"))
+    assert train_tokens(one) == train_tokens(many)
+    assert one.tokenizer.decode(train_tokens(many)) == text[: len(many.train)]
 
 
 def test_a_word_of_ten_million_letters_is_tokenised_whole(tmp_path: Path) -> None:
     write_corpus(tmp_path, a="a" * 10_000_000)
     manifest = make(tmp_path, tokenizer="bpe", validation_fraction=0)
-    dataset = Dataset(Folder(str(tmp_path / "dataset")))
+    dataset = opened(tmp_path)
     assert manifest.counts.kept_bytes == 10_000_000
-    assert len(dataset.tokenizer.decode(dataset.train.read(0, len(dataset.train)).tolist())) == 10_000_000
+    assert len(dataset.tokenizer.decode(train_tokens(dataset))) == 10_000_000
 
 
 def test_every_input_byte_is_accounted_for_in_every_plain_format(tmp_path: Path) -> None:

@@ -10,30 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparklm.errors import UserError
-from sparklm.text.formats import read_chunks
-from sparklm.text.readers import Chunk, Piece
 from sparklm.text.sources import cut_pieces, list_sources
-
-
-def chunks_of(pieces: list[Piece], text_column: str = "text") -> list[Chunk]:
-    return [chunk for piece in pieces for chunk in read_chunks(piece, text_column)]
-
-
-def documents(corpus: Path | str, piece_bytes: int = 4 * 2**20, text_column: str = "text") -> list[str]:
-    """The corpus' documents as texts, put together from their chunks."""
-    texts, open_text = [], ""
-    for chunk in chunks_of(cut_pieces(list_sources(str(corpus)), piece_bytes), text_column):
-        open_text = chunk.data.decode() if chunk.starts_document else open_text + chunk.data.decode()
-        if chunk.ends_document:
-            texts.append(open_text)
-    return texts
-
-
-ROWS = ["First document.\nTwo lines.", "", 'Third: naïve 你好, "quoted"', "Fourth " * 50]
-
-
-def write_text(path: Path, column: str = "text") -> None:
-    path.write_text("\n".join(ROWS))
+from tests.corpora import chunks_of, documents
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

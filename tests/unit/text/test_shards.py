@@ -9,42 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparklm.config import CleaningConfig, DataConfig
+from sparklm.config import DataConfig
 from sparklm.errors import UserError
-from sparklm.placement.in_process import InProcess
 from sparklm.storage import Folder
-from sparklm.text.corpus import Workers
-from sparklm.text.prepare import prepare
-from sparklm.text.shards import (
-    Dataset,
-    Manifest,
-    Segment,
-    TokenStream,
-    open_dataset,
-    read_manifest,
-    token_dtype,
-)
+from sparklm.text.shards import Dataset, Segment, TokenStream, open_dataset, read_manifest, token_dtype
 from sparklm.text.tokenizer_kinds import make_tokenizer
-from sparklm.text.windows import DocumentWindows
 from tests.conftest import files_below
-
-
-def make(
-    tmp_path: Path,
-    name: str = "dataset",
-    workers: Workers | None = None,
-    cleaning: CleaningConfig | None = None,
-    **data,
-) -> Manifest:
-    settings = {"corpus": str(tmp_path / "corpus"), "window_size": 8, "tokenizer": "byte"} | data
-    folder = Folder(str(tmp_path / name))
-    return prepare(DataConfig(**settings), cleaning or CleaningConfig(), folder, workers or InProcess())
-
-
-def write_corpus(tmp_path: Path, **documents: str | bytes) -> None:
-    (tmp_path / "corpus").mkdir(exist_ok=True)
-    for name, text in documents.items():
-        (tmp_path / "corpus" / f"{name}.txt").write_bytes(text.encode() if isinstance(text, str) else text)
+from tests.corpora import make, opened, train_tokens, write_corpus
 
 
 @given(
@@ -86,10 +57,10 @@ def test_a_damaged_shard_is_noticed(tmp_path: Path) -> None:
     (shard,) = (tmp_path / "dataset" / "shards").iterdir()
     shard.write_bytes(b"\1" + shard.read_bytes()[1:])
     with pytest.raises(UserError, match="does not fit its checksum"):
-        Dataset(Folder(str(tmp_path / "dataset"))).train.read(0, 1)
+        opened(tmp_path).train.read(0, 1)
     shard.unlink()
     with pytest.raises(UserError, match="cannot be read"):
-        Dataset(Folder(str(tmp_path / "dataset"))).train.read(0, 1)
+        opened(tmp_path).train.read(0, 1)
 
 
 def test_another_tokenizer_is_noticed(tmp_path: Path) -> None:
@@ -97,7 +68,7 @@ def test_another_tokenizer_is_noticed(tmp_path: Path) -> None:
     make(tmp_path)
     (tmp_path / "dataset" / "tokenizer.json").write_text(make_tokenizer("char", ["some"], 300).to_json())
     with pytest.raises(UserError, match="is not the one that made these shards"):
-        Dataset(Folder(str(tmp_path / "dataset")))
+        opened(tmp_path)
 
 
 def test_an_unchanged_dataset_is_parsed_once_and_a_changed_one_anew(tmp_path: Path) -> None:
@@ -106,12 +77,12 @@ def test_an_unchanged_dataset_is_parsed_once_and_a_changed_one_anew(tmp_path: Pa
         open_dataset(folder)
     write_corpus(tmp_path, a="some text")
     make(tmp_path)
-    opened = open_dataset(folder)
-    assert open_dataset(Folder(str(tmp_path / "." / "dataset"))) is opened
+    first = open_dataset(folder)
+    assert open_dataset(Folder(str(tmp_path / "." / "dataset"))) is first
     folder.remove()
     write_corpus(tmp_path, a="other text")
     manifest = make(tmp_path)
-    assert open_dataset(folder).manifest == manifest != opened.manifest
+    assert open_dataset(folder).manifest == manifest != first.manifest
     folder.write_json("manifest.json", {"format": "sparklm dataset 99"})
     with pytest.raises(UserError, match="sparklm dataset 99"):
         open_dataset(folder)
@@ -121,7 +92,7 @@ def test_tokens_are_counted_in_all_of_a_split_or_its_beginning(tmp_path: Path, m
     monkeypatch.setattr("sparklm.text.shards._COUNTED_AT_ONCE", 3)
     write_corpus(tmp_path, a="abcabba")
     make(tmp_path, validation_fraction=0)
-    dataset = Dataset(Folder(str(tmp_path / "dataset")))
+    dataset = opened(tmp_path)
     a, b, c = dataset.tokenizer.encode("abc").tolist()
     counts = dataset.train.count_tokens(dataset.tokenizer.vocab_size)
     assert [counts[token] for token in (a, b, c, dataset.tokenizer.end_of_text)] == [3, 3, 1, 1]
@@ -148,8 +119,31 @@ def test_a_remote_dataset_reads_like_a_local_one(tmp_path: Path) -> None:
     remote = Folder(f"memory://{tmp_path.name}")
     for name, data in files_below(tmp_path / "dataset").items():
         remote.write_bytes(name, data)
-    local, copied = Dataset(Folder(str(tmp_path / "dataset"))), Dataset(remote)
-    assert local.train.read(0, len(local.train)).tolist() == copied.train.read(0, len(copied.train)).tolist()
+    local, copied = opened(tmp_path), Dataset(remote)
+    assert train_tokens(local) == train_tokens(copied)
+
+
+def test_a_remote_shard_is_kept_on_a_local_disk_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARKLM_CACHE", str(tmp_path / "cache"))
+    write_corpus(tmp_path, a="some text")
+    manifest = make(tmp_path)
+    remote = Folder(f"memory://cached-{tmp_path.name}")
+    for name, data in files_below(tmp_path / "dataset").items():
+        remote.write_bytes(name, data)
+    expected = Dataset(remote).train.read(0, 5).tolist()
+    assert [path.name for path in (tmp_path / "cache" / "sparklm").iterdir()] == [manifest.shards[0].sha256]
+    (remote / "shards").remove()
+    assert Dataset(remote).train.read(0, 5).tolist() == expected
+    copy = tmp_path / "cache" / "sparklm" / manifest.shards[0].sha256
+    good = copy.read_bytes()
+    copy.write_bytes(b"\0" * manifest.shards[0].num_bytes)
+    (remote / "shards").write_bytes(manifest.shards[0].file, good)
+    assert Dataset(remote).train.read(0, 5).tolist() == expected, "a damaged copy is fetched again"
+    copy.unlink()
+    (remote / "shards").write_bytes(manifest.shards[0].file, b"\0" * manifest.shards[0].num_bytes)
+    with pytest.raises(UserError, match="does not fit its checksum"):
+        Dataset(remote).train.read(0, 5)
+    assert list((tmp_path / "cache" / "sparklm").iterdir()) == []
 
 
 def test_large_vocabularies_get_wider_ids() -> None:
@@ -161,10 +155,9 @@ def test_sentences_are_documents_and_windows_stay_in_them(tmp_path: Path) -> Non
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "a.txt").write_text("first sentence\r\n\nHe is.\nthe third one\n")
     manifest = make(tmp_path, format="lines", validation_fraction=0)
-    dataset = Dataset(Folder(str(tmp_path / "dataset")))
+    dataset = opened(tmp_path)
     assert manifest.counts.documents == 3
     windows = dataset.windows(dataset.train, DataConfig(window_size=8), stride=2)
-    assert isinstance(windows, DocumentWindows)
     assert windows.num_short == 1
     cut = dataset.train.windows(windows.starts(np.arange(windows.num_windows)), 8)
     texts = [dataset.tokenizer.decode(row.tolist()) for row in cut]

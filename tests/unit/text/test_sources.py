@@ -2,60 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
-import json
 import os
 from pathlib import Path
 
 import fsspec
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from sparklm.errors import UserError
-from sparklm.text.formats import SAMPLE, read_chunks
-from sparklm.text.readers import Chunk, Piece
+from sparklm.text.formats import SAMPLE
 from sparklm.text.sources import cut_pieces, list_sources
-
-
-def chunks_of(pieces: list[Piece], text_column: str = "text") -> list[Chunk]:
-    return [chunk for piece in pieces for chunk in read_chunks(piece, text_column)]
-
-
-def documents(corpus: Path | str, piece_bytes: int = 4 * 2**20, text_column: str = "text") -> list[str]:
-    """The corpus' documents as texts, put together from their chunks."""
-    texts, open_text = [], ""
-    for chunk in chunks_of(cut_pieces(list_sources(str(corpus)), piece_bytes), text_column):
-        open_text = chunk.data.decode() if chunk.starts_document else open_text + chunk.data.decode()
-        if chunk.ends_document:
-            texts.append(open_text)
-    return texts
-
-
-ROWS = ["First document.\nTwo lines.", "", 'Third: naïve 你好, "quoted"', "Fourth " * 50]
-
-
-def write_jsonl(path: Path, column: str = "text") -> None:
-    path.write_text("".join(json.dumps({"id": n, column: row}) + "\n" for n, row in enumerate(ROWS)))
-
-
-def write_csv(path: Path, column: str = "text") -> None:
-    with open(path, "w", newline="") as file:
-        csv.writer(file).writerows([["id", column], *enumerate(ROWS)])
-
-
-def write_parquet(path: Path, column: str = "text") -> None:
-    table = pyarrow.table({"id": list(range(len(ROWS))), column: ROWS})
-    pyarrow.parquet.write_table(table, path, row_group_size=1)
-
-
-def write_text(path: Path, column: str = "text") -> None:
-    path.write_text("\n".join(ROWS))
-
-
-WRITERS = {"jsonl": write_jsonl, "csv": write_csv, "parquet": write_parquet, "txt": write_text}
-
+from tests.corpora import ROWS, WRITERS, chunks_of, documents
 
 BUCKET = {
     "shelf/a.jsonl": b'{"text": "first"}\n{"text": "second"}\n',

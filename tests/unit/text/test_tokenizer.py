@@ -17,7 +17,7 @@ from tokenizers import models, pre_tokenizers
 
 from sparklm.errors import UserError
 from sparklm.text.tokenizer import END_OF_TEXT, UNKNOWN, Tokenizer
-from sparklm.text.tokenizer_kinds import _train_merges, choose_vocab_size, make_tokenizer
+from sparklm.text.tokenizer_kinds import _BYTE_ALPHABET, _train_merges, choose_vocab_size, make_tokenizer
 
 PROSE = ["The cat sat on the mat; the dog didn't.\n\n" * 50, "Numbers 1234 and naïve café, 你好 🙂.\n" * 20]
 BPE = make_tokenizer("bpe", PROSE, 300)
@@ -156,7 +156,8 @@ def test_a_tokenizer_from_elsewhere_closes_documents_with_its_own_token_or_gets_
 
 def test_a_tiktoken_file_gives_the_ids_of_the_ranks_it_was_made_from(tmp_path: Path) -> None:
     description = json.loads(GPT2.to_json())
-    alphabet = {character: byte for byte, character in enumerate(_gpt2_alphabet())}
+    assert sorted(_BYTE_ALPHABET) == sorted(pre_tokenizers.ByteLevel.alphabet())
+    alphabet = {character: byte for byte, character in enumerate(_BYTE_ALPHABET)}
     lines = [
         f"{base64.b64encode(bytes(alphabet[character] for character in token)).decode()} {rank}"
         for token, rank in description["model"]["vocab"].items()
@@ -167,14 +168,6 @@ def test_a_tiktoken_file_gives_the_ids_of_the_ranks_it_was_made_from(tmp_path: P
     text = "In this northern land they had always placed their altars on the top of a mountain. naïve 你好\n"
     assert tokenizer.encode(text).tolist() == GPT2.encode(text).tolist()
     assert tokenizer.end_of_text == 50_256
-
-
-def _gpt2_alphabet() -> list[str]:
-    from sparklm.text.tokenizer_kinds import _byte_alphabet
-
-    alphabet = _byte_alphabet()
-    assert sorted(alphabet) == sorted(pre_tokenizers.ByteLevel.alphabet())
-    return alphabet
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparklm.text.windows import DocumentWindows, StreamWindows, WindowPlan, count_windows, derive_seed, permute
+from sparklm.text.windows import WindowPlan, Windows, derive_seed, permute
 
 plans = st.builds(
     WindowPlan,
@@ -20,20 +20,25 @@ plans = st.builds(
 )
 
 
+def stream_windows(num_tokens: int, window_size: int, stride: int) -> Windows:
+    return Windows(ends=np.array([num_tokens]), window_size=window_size, stride=stride)
+
+
 @given(st.integers(0, 300), st.integers(1, 40), st.integers(1, 50))
 def test_every_window_is_whole_and_no_further_one_fits(num_tokens: int, window_size: int, stride: int) -> None:
-    count = count_windows(num_tokens, window_size, stride)
+    windows = stream_windows(num_tokens, window_size, stride)
     starts = [start for start in range(0, num_tokens, stride) if start + window_size + 1 <= num_tokens]
-    assert count == len(starts)
+    assert windows.num_windows == len(starts)
 
 
 @given(st.integers(1, 120), st.integers(1, 20))
 def test_with_stride_equal_to_the_window_every_token_is_a_target_at_most_once(
     num_tokens: int, window_size: int
 ) -> None:
+    windows = stream_windows(num_tokens, window_size, window_size)
     targets = Counter(
         start + 1 + offset
-        for start in (np.arange(count_windows(num_tokens, window_size, window_size)) * window_size).tolist()
+        for start in windows.starts(np.arange(windows.num_windows)).tolist()
         for offset in range(window_size)
     )
     assert all(count == 1 for count in targets.values())
@@ -105,7 +110,7 @@ def test_epoch_ends_and_epoch_of_agree(plan: WindowPlan) -> None:
 )
 def test_document_windows_are_exactly_those_inside_documents(sizes: list[int], window_size: int, stride: int) -> None:
     ends = np.cumsum(sizes)
-    windows = DocumentWindows(ends=ends, window_size=window_size, stride=stride)
+    windows = Windows(ends=ends, window_size=window_size, stride=stride)
     expected = [
         start
         for begin, end in zip([0, *ends[:-1]], ends, strict=True)
@@ -117,7 +122,7 @@ def test_document_windows_are_exactly_those_inside_documents(sizes: list[int], w
 
 @given(st.integers(0, 60), st.integers(1, 9), st.integers(1, 9))
 def test_every_token_is_in_exactly_the_windows_that_the_arithmetic_says(tokens: int, size: int, stride: int) -> None:
-    windows = StreamWindows(num_tokens=tokens, window_size=size, stride=stride)
+    windows = stream_windows(tokens, size, stride)
     starts = windows.starts(np.arange(windows.num_windows)).tolist()
     for token in range(tokens):
         holding = [start for start in starts if start <= token <= start + size]
