@@ -30,7 +30,6 @@ TRACE = 5
 LEVELS = {"TRACE": TRACE, "DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING, "ERROR": logging.ERROR}
 FORMATS = ("text", "json")
 LEVEL_VARIABLE, FORMAT_VARIABLE = "SPARKLM_LOG_LEVEL", "SPARKLM_LOG_FORMAT"
-_QUIET = "WARN"
 _SHOWN_OF_RUN = 8  # characters of a run's id that people need to recognise it
 _ID_NAMES = {"run", "replica", "stage", "task", "attempt", "executor", "host"}
 _ids: ContextVar[Mapping[str, object]] = ContextVar("sparklm_ids", default={})  # noqa: B039 (never changed in place)
@@ -70,7 +69,7 @@ def _checked(level: str | None, form: str | None) -> _Settings:
     chosen_form = (form or "text").lower()
     if chosen_form not in FORMATS:
         raise UserError(f"{form!r} is no log format; use one of {', '.join(FORMATS)}")
-    chosen_level = (level or ("INFO" if chosen_form == "json" else _QUIET)).upper()
+    chosen_level = (level or ("INFO" if chosen_form == "json" else "WARN")).upper()
     if chosen_level not in LEVELS:
         raise UserError(f"{level!r} is no log level; use one of {', '.join(LEVELS)}")
     return _Settings(chosen_level, chosen_form)

@@ -34,7 +34,7 @@ from sparklm.training.sync.storage import train_by_storage
 from sparklm.training.tasks import EpochEnd, evaluate_orders, evaluate_task, join_answers
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 _logger = logging.getLogger(__name__)
 _TASKS_PER_SLOT = 4  # enough for the slots to end at about the same time
@@ -48,7 +48,7 @@ class OnSpark:
     def __init__(self, spark: SparkConfig, watcher: Watcher | None = None) -> None:
         self.watcher = watcher or Watcher()
         self._master = spark.master
-        self._session: SparkSession = start_session(spark)
+        self.session = start_session(spark)
         self._exchange = Exchange(kind="storage", reason="nothing was chosen yet")
         self._facts: ClusterFacts | None = None
         self._process_bytes: int | None = None  # of a worker before any model
@@ -57,11 +57,6 @@ class OnSpark:
     def description(self) -> str:
         """The master."""
         return f"Spark {self._master}"
-
-    @property
-    def session(self) -> SparkSession:
-        """The session that the work runs in."""
-        return self._session
 
     @property
     def driver_process_id(self) -> int:
@@ -74,17 +69,17 @@ class OnSpark:
 
     def run_tasks(self, work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
         """Do some orders in each task, as starting a task costs nearly as much as a small order."""
-        name_jobs(self._session, title)
+        name_jobs(self.session, title)
         watch = TaskCounter(self._context, title, self.watcher)
-        return run_tasks(self._session, orders, work, self._most_tasks, watch)
+        return run_tasks(self.session, orders, work, self._most_tasks, watch)
 
     def find_duplicates(self, requests: Sequence[ShardRequest]) -> set[int]:
         """Compare documents in a query."""
-        return find_duplicates_in_files(self._session, requests, self._most_tasks)
+        return find_duplicates_in_files(self.session, requests, self._most_tasks)
 
     def open_table(self, data: DataConfig, cleaning: CleaningConfig) -> Corpus:
         """Open a table of this session."""
-        return TableCorpus(self._session, data, cleaning)
+        return TableCorpus(self.session, data, cleaning)
 
     def prepare_training(self, run: Run, vocab_size: int) -> None:
         """See that replicas fit into memory, and choose how they sync."""
@@ -92,8 +87,8 @@ class OnSpark:
         at_once = -(-replicas // max(1, len(cluster.executors)))
         most_slots = max((executor.slots for executor in cluster.executors), default=1)
         if self._process_bytes is None:
-            self._process_bytes = int(run_tasks(self._session, [""], process_bytes_task)[0])
-        check_executor_memory(self._session, config, vocab_size, min(at_once, most_slots), self._process_bytes)
+            self._process_bytes = int(run_tasks(self.session, [""], process_bytes_task)[0])
+        check_executor_memory(self.session, config, vocab_size, min(at_once, most_slots), self._process_bytes)
         num_parameters = count_parameters(config, vocab_size)
         self._exchange = choose_exchange(config, cluster.sync_limits, num_parameters, run.threads)
         if replicas > 1:
@@ -108,7 +103,11 @@ class OnSpark:
             done = latest_step(run.folder)
             left = [round_ for round_ in rounds if round_.start >= done]
             if left and self._exchange.kind == "collective":
-                self._train_collectively(run, left, watch, protect)
+                order = RankOrder(run=run, rounds=left, protect=protect).model_dump_json()
+                title = f"sparklm: epoch {left[0].epoch + 1}, steps {left[0].start} to {left[-1].stop}"
+                self._context.setJobDescription(title)
+                orders = [order] * run.config.distributed.replicas
+                run_tasks(self.session, orders, rank_task, watch=watch, at_once=True)
             elif left:
                 reduce_seconds.append(train_by_storage(run, left, self._run_watched(watch), protect=protect))
 
@@ -138,7 +137,7 @@ class OnSpark:
 
     def stop(self) -> None:
         """End the session."""
-        self._session.stop()
+        self.session.stop()
 
     def _with_retries(self, run: Run, attempt: Callable[[Watch], None], on_step: StepCallback | None = None) -> int:
         """Try something until it is done, as often as the settings allow; return how often it had to begin again."""
@@ -175,17 +174,10 @@ class OnSpark:
             if lost:
                 _logger.warning("executors lost", extra={"executors": lost})
 
-    def _train_collectively(self, run: Run, rounds: Sequence[Round], watch: Watch, protect: int | None) -> None:
-        order = RankOrder(run=run, rounds=rounds, protect=protect).model_dump_json()
-        title = f"sparklm: epoch {rounds[0].epoch + 1}, steps {rounds[0].start} to {rounds[-1].stop}"
-        self._context.setJobDescription(title)
-        orders = [order] * run.config.distributed.replicas
-        run_tasks(self._session, orders, rank_task, watch=watch, at_once=True)
-
     def _run_watched(self, watch: Watch) -> RunTasks:
         def run_watched(work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
             self._context.setJobDescription(title)
-            return run_tasks(self._session, orders, work, watch=watch)
+            return run_tasks(self.session, orders, work, watch=watch)
 
         return run_watched
 
@@ -200,7 +192,7 @@ class OnSpark:
 
     @property
     def _context(self) -> Any:
-        return self._session.sparkContext
+        return self.session.sparkContext
 
 
 def epoch_group(run: Run, epoch: int) -> str:
