@@ -23,6 +23,7 @@ from sparklm.errors import UserError
 if TYPE_CHECKING:
     from sparklm.config import Config
     from sparklm.embeddings.files import Embeddings
+    from sparklm.storage import Folder
     from sparklm.text.shards import Dataset
 
 _DEFAULT_SIZE = 100
@@ -67,7 +68,7 @@ def embed(
     else:
         flags = {"data.embeddings": kind, "spark.master": master}
         resolved = resolve_settings(None, config, assignments, flags).config
-        embeddings = _make_embeddings(resolved, size or _DEFAULT_SIZE, opened, out)
+        embeddings = _make_embeddings(resolved, size or _DEFAULT_SIZE, opened, folder, name)
     for note in embeddings.notes:
         print_note(note)
     _print_neighbours(opened, embeddings, tokens, top)
@@ -77,13 +78,11 @@ def embed(
         print(f"next: {program_name()} train {dataset} --set data.embeddings={out} --set model.width={columns}")
 
 
-def _make_embeddings(config: Config, size: int, dataset: Dataset, out: str) -> Embeddings:
+def _make_embeddings(config: Config, size: int, dataset: Dataset, folder: Folder, name: str) -> Embeddings:
     """Make the embeddings that the settings ask for, and write them; only Word2Vec is work for Spark."""
     from sparklm.embeddings.make import make_embeddings, write_embeddings
     from sparklm.placement.start import started
-    from sparklm.storage import split_address
 
-    folder, name = split_address(out)
     work, kind = folder / f".{name}.work", config.data.embeddings or "word2vec"
     folder.check_writable()
     if kind != "word2vec":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparklm.config import CleaningConfig, DataConfig, SparkConfig
 from sparklm.errors import JobError, TrainingDivergedError
@@ -32,9 +32,6 @@ from sparklm.training.sync.choose import Exchange, choose_exchange
 from sparklm.training.sync.rounds import Round
 from sparklm.training.sync.storage import train_by_storage
 from sparklm.training.tasks import EpochEnd, evaluate_orders, evaluate_task, join_answers
-
-if TYPE_CHECKING:
-    pass
 
 _logger = logging.getLogger(__name__)
 _TASKS_PER_SLOT = 4  # enough for the slots to end at about the same time

@@ -6,7 +6,6 @@ Java is looked for before anything else happens, because Spark's own error for a
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import re
 import shutil
@@ -145,10 +144,7 @@ def _default_properties(master: str, logging_file: str) -> dict[str, str]:
     if master.startswith("local"):
         # One machine: listen on loopback alone, the user interface included.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        properties |= {
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-        }
+        properties |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     return properties
 
 
@@ -172,8 +168,8 @@ def _without_harmless_warnings() -> Iterator[None]:
     read_end, write_end = os.pipe()
 
     def forward() -> None:
-        with os.fdopen(read_end, "rb", buffering=0) as lines, os.fdopen(original, "wb", buffering=0) as errors:
-            for line in io.BufferedReader(lines):
+        with os.fdopen(read_end, "rb") as lines, os.fdopen(original, "wb", buffering=0) as errors:
+            for line in lines:
                 if _HARMLESS not in line:
                     errors.write(foreign_line(line))
 
