@@ -290,22 +290,17 @@ def cached_copy(folder: Folder, name: str, sha256: str) -> Path:
     """
     cache = _cache_folder()
     path = cache / sha256
-    if path.exists():
-        _note_use(path)
-        return path
-    data = folder.read_bytes(name)
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise UserError(f"{folder.address(name)} does not fit its checksum; prepare the dataset again")
-    cache.mkdir(parents=True, exist_ok=True)
-    _make_room(cache, len(data))
-    _write_local(path, [data])
-    _note_use(path)  # the system's own time of a new file may be some milliseconds behind the clock
-    return path
-
-
-def _note_use(path: Path) -> None:
+    if not path.exists():
+        data = folder.read_bytes(name)
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise UserError(f"{folder.address(name)} does not fit its checksum; prepare the dataset again")
+        cache.mkdir(parents=True, exist_ok=True)
+        _make_room(cache, len(data))
+        _write_local(path, [data])
+    # Its last use is now; the system's own time of a new file may be some milliseconds behind the clock.
     with contextlib.suppress(OSError):
         os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+    return path
 
 
 def _cache_folder() -> Path:

@@ -108,7 +108,8 @@ def is_one_process(master: str) -> bool:
 
 def share_of_cores(cluster: ClusterFacts, replicas: int) -> int:
     """The threads of each of so many replicas: the cores of an executor, shared by those it may run at once."""
-    executors = cluster.executors or [ExecutorFacts(executor_id="", host="", cores=1, slots=1)]
-    least = min(executors, key=lambda executor: executor.cores)
-    at_once = max(1, min(-(-replicas // len(executors)), least.slots))
+    if not cluster.executors:
+        return 1
+    least = min(cluster.executors, key=lambda executor: executor.cores)
+    at_once = max(1, min(-(-replicas // len(cluster.executors)), least.slots))
     return max(1, least.cores // at_once)

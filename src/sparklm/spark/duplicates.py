@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
-from sparklm.spark.tasks import ArrowWork, arrow_batch, map_arrow, name_jobs, run_query
+from sparklm.spark.tasks import arrow_batch, arrow_rows, map_arrow, name_jobs, run_query
 from sparklm.storage import Folder
 from sparklm.text.cleaning import Signature, least_agreement
 from sparklm.text.encode import ShardRequest, sign_shard, write_duplicates
@@ -28,7 +28,7 @@ def find_duplicates_in_files(session: SparkSession, requests: Sequence[ShardRequ
     num_tasks = min(len(orders), most_tasks)
 
     def sign(batches: Iterator[Any]) -> Iterator[Any]:
-        for place in (place for batch in batches for place in batch.column(0).to_pylist()):
+        for (place,) in arrow_rows(batches):
             request = ShardRequest.model_validate_json(orders[place])
             yield from signature_batches(request.number, sign_shard(request))
 
@@ -41,16 +41,22 @@ def find_duplicates_in_files(session: SparkSession, requests: Sequence[ShardRequ
 def find_duplicates(session: SparkSession, sign: Callable[[], DataFrame], request: ShardRequest) -> set[int]:
     """Compare every document with the first of each of its keys; the shards that lose documents are returned."""
     kept: list[DataFrame] = []
+    dataset = Folder(request.dataset_url)
     name_jobs(session, "sparklm: prepare, find duplicates")
 
     def failures() -> DataFrame:
         kept.append(sign().persist())
         return kept[0].filter("user_error is not null")
 
+    def note(batches: Iterator[Any]) -> Iterator[Any]:
+        for shard, rows in groupby(arrow_rows(batches), key=lambda row: row[0]):
+            write_duplicates(dataset, shard, [document for _, document in rows])
+            yield arrow_batch("shard int", shard=[shard])
+
     def duplicates() -> DataFrame:
         found = _duplicates(kept[0], least_agreement(request.cleaning))
         ordered = found.repartition("shard").sortWithinPartitions("shard", "document")
-        return ordered.mapInArrow(_note_duplicates(request.dataset_url), "shard int")
+        return ordered.mapInArrow(note, "shard int")
 
     try:
         run_query(session, failures)  # what the user did wrong ends it here
@@ -87,17 +93,3 @@ def signature_batches(shard: int, signatures: Iterable[Signature]) -> Iterator[A
             keys=[row.keys.view("int64") for row in batch],
             values=[row.values.view("int64") for row in batch],
         )
-
-
-def _note_duplicates(dataset_url: str) -> ArrowWork:
-    def note(batches: Iterator[Any]) -> Iterator[Any]:
-        pairs = (
-            pair
-            for batch in batches
-            for pair in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
-        )
-        for shard, documents in groupby(pairs, key=lambda pair: pair[0]):
-            write_duplicates(Folder(dataset_url), shard, [document for _, document in documents])
-            yield arrow_batch("shard int", shard=[shard])
-
-    return note

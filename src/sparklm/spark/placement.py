@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from sparklm.config import CleaningConfig, DataConfig, SparkConfig
 from sparklm.errors import JobError, TrainingDivergedError
@@ -34,6 +34,7 @@ from sparklm.training.sync.storage import train_by_storage
 from sparklm.training.tasks import EpochEnd, evaluate_orders, evaluate_task, join_answers
 
 _logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
 _TASKS_PER_SLOT = 4  # enough for the slots to end at about the same time
 
 
@@ -44,16 +45,11 @@ class OnSpark:
 
     def __init__(self, spark: SparkConfig, watcher: Watcher | None = None) -> None:
         self.watcher = watcher or Watcher()
-        self._master = spark.master
+        self.description = f"Spark {spark.master}"
         self.session = start_session(spark)
         self._exchange = Exchange(kind="storage", reason="nothing was chosen yet")
         self._facts: ClusterFacts | None = None
         self._process_bytes: int | None = None  # of a worker before any model
-
-    @property
-    def description(self) -> str:
-        """The master."""
-        return f"Spark {self._master}"
 
     @property
     def driver_process_id(self) -> int:
@@ -94,35 +90,34 @@ class OnSpark:
     def train(self, run: Run, rounds: Sequence[Round], protect: int | None) -> EpochWork:
         """Train in tasks, again and again from the last checkpoint if need be."""
         self._context.setJobGroup(epoch_group(run, rounds[0].epoch), "sparklm", interruptOnCancel=True)
-        reduce_seconds: list[float] = []
 
-        def attempt(watch: Watch) -> None:
+        def attempt(watch: Watch) -> float:
             done = latest_step(run.folder)
             left = [round_ for round_ in rounds if round_.start >= done]
-            if left and self._exchange.kind == "collective":
+            if left and self._exchange.kind == "storage":
+                return train_by_storage(run, left, self._run_watched(watch), protect=protect)
+            if left:
                 order = RankOrder(run=run, rounds=left, protect=protect).model_dump_json()
                 title = f"sparklm: epoch {left[0].epoch + 1}, steps {left[0].start} to {left[-1].stop}"
                 self._context.setJobDescription(title)
                 orders = [order] * run.config.distributed.replicas
                 run_tasks(self.session, orders, rank_task, watch=watch, at_once=True)
-            elif left:
-                reduce_seconds.append(train_by_storage(run, left, self._run_watched(watch), protect=protect))
+            return 0.0
 
-        retries = self._with_retries(run, attempt, self.watcher.step_done)
-        return EpochWork(retries=retries, reduce_seconds=sum(reduce_seconds))
+        reduce_seconds, retries = self._with_retries(run, attempt, self.watcher.step_done)
+        return EpochWork(retries=retries, reduce_seconds=reduce_seconds)
 
     def evaluate(self, run: Run, epoch: int, step: int) -> EpochEnd:
         """Evaluate in tasks."""
         self._context.setJobGroup(epoch_group(run, epoch), "sparklm", interruptOnCancel=True)
         orders = evaluate_orders(run, epoch, step, most_in_memory=1)
         title = f"sparklm: epoch {epoch + 1}, evaluation"
-        ends: list[EpochEnd] = []
 
-        def attempt(watch: Watch) -> None:
-            ends.append(join_answers(self._run_watched(watch)(evaluate_task, orders, title), in_turn=False))
+        def attempt(watch: Watch) -> EpochEnd:
+            return join_answers(self._run_watched(watch)(evaluate_task, orders, title), in_turn=False)
 
-        retries = self._with_retries(run, attempt)
-        return ends[-1].model_copy(update={"retries": retries})
+        end, retries = self._with_retries(run, attempt)
+        return end.model_copy(update={"retries": retries})
 
     def epoch_figures(self, run: Run, epoch: int) -> ClusterFigures:
         """What Spark measured of the epoch's tasks."""
@@ -136,14 +131,15 @@ class OnSpark:
         """End the session."""
         self.session.stop()
 
-    def _with_retries(self, run: Run, attempt: Callable[[Watch], None], on_step: StepCallback | None = None) -> int:
-        """Try something until it is done, as often as the settings allow; return how often it had to begin again."""
-        distributed = run.config.distributed
-        for retries in range(distributed.max_retries + 1):
+    def _with_retries(
+        self, run: Run, attempt: Callable[[Watch], Result], on_step: StepCallback | None = None
+    ) -> tuple[Result, int]:
+        """The result of an attempt, tried as often as the settings allow, and how often it had to begin again."""
+        distributed, retries = run.config.distributed, 0
+        while True:
             supervisor = Supervisor(run.folder, distributed.replicas, distributed.timeout_seconds, on_step)
             try:
-                attempt(supervisor)
-                return retries
+                return attempt(supervisor), retries
             except TrainingDivergedError:
                 raise
             except JobError as error:
@@ -156,11 +152,9 @@ class OnSpark:
                         "the same command goes on from it"
                     ) from error
                 self._log_lost_executors()
-                self.watcher.retry(
-                    f"{reason}\n  going on from step {latest_step(run.folder)}, retry {retries + 1} of "
-                    f"{distributed.max_retries}"
-                )
-        raise AssertionError("the loop ends by itself")
+                retries += 1
+                going_on = f"going on from step {latest_step(run.folder)}, retry {retries} of {distributed.max_retries}"
+                self.watcher.retry(f"{reason}\n  {going_on}")
 
     def _log_lost_executors(self) -> None:
         """Log which executors are no longer there, as far as Spark has noticed."""

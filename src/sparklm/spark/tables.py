@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
 from sparklm.spark.duplicates import SIGNATURE_SCHEMA, find_duplicates, signature_batches
-from sparklm.spark.tasks import arrow_batch, map_arrow, name_jobs, run_query
+from sparklm.spark.task_logs import this_task
+from sparklm.spark.tasks import arrow_batch, arrow_rows, map_arrow, name_jobs, run_query
 from sparklm.text.cleaning import clean
 from sparklm.text.corpus import SHARD_TEXT_BYTES, TOKENIZER_SAMPLE_BYTES
 from sparklm.text.encode import ShardRequest, ShardResult, encode_shard, sign_shard
@@ -79,7 +80,8 @@ class TableCorpus:
         name = self._name
 
         def sign(batches: Iterator[Any]) -> Iterator[Any]:
-            yield from signature_batches(_partition(), sign_shard(request, _chunks(batches, name, Counter())))
+            chunks = _chunks(batches, name, Counter())
+            yield from signature_batches(this_task().partitionId(), sign_shard(request, chunks))
 
         return find_duplicates(self._session, lambda: map_arrow(self._shards(), sign, SIGNATURE_SCHEMA), request)
 
@@ -88,7 +90,7 @@ class TableCorpus:
         name = self._name
 
         def encode(batches: Iterator[Any]) -> Iterator[Any]:
-            shard = _partition()
+            shard = this_task().partitionId()
             own = request.model_copy(update={"number": shard, "has_duplicates": shard in with_duplicates})
             counts: Counter[str] = Counter()
             result = encode_shard(own, _chunks(batches, name, counts), counts)
@@ -133,16 +135,7 @@ def _open_rows(session: SparkSession, data: DataConfig) -> DataFrame:
 
 def _chunks(batches: Iterator[Any], name: str, counts: Counter[str]) -> Iterator[Chunk]:
     """The rows of a partition as documents, named by their hash."""
-    for batch in batches:
-        for number, text in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
-            counts["input_bytes"] += len(text)
-            counts["read_bytes"] += len(text)
-            yield make_chunk(f"{name}:{number & (2**64 - 1):016x}", text)
-
-
-def _partition() -> int:
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    assert context is not None, "this runs in a task"
-    return int(context.partitionId())
+    for number, text in arrow_rows(batches):
+        counts["input_bytes"] += len(text)
+        counts["read_bytes"] += len(text)
+        yield make_chunk(f"{name}:{number & (2**64 - 1):016x}", text)

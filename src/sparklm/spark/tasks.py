@@ -29,7 +29,6 @@ _WAIT_SECONDS = 0.2
 _CANCEL_SECONDS = 10.0
 Item = TypeVar("Item")
 Watch = Callable[[], None]
-ArrowWork = Callable[[Iterator[Any]], Iterator[Any]]  # record batches in, record batches out
 
 
 class Answer(NamedTuple):
@@ -96,8 +95,8 @@ def _answer(work: Callable[[str], str], order: str) -> Answer:
         return Answer(diverged=str(error))
 
 
-def map_arrow(rows: DataFrame, work: ArrowWork, schema: str) -> DataFrame:
-    """The rows that some work makes of others; what the user did wrong is a row with nothing but a `user_error`."""
+def map_arrow(rows: DataFrame, work: Callable[[Iterator[Any]], Iterator[Any]], schema: str) -> DataFrame:
+    """What some work on Arrow batches makes of rows; what the user did wrong is a row with only a `user_error`."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         try:
@@ -124,6 +123,12 @@ def arrow_batch(schema: str, **columns: Sequence[Any]) -> Any:
     return pyarrow.RecordBatch.from_pydict(
         {name: pyarrow.array(columns.get(name, nothing), types[kind]) for name, kind in fields}
     )
+
+
+def arrow_rows(batches: Iterator[Any]) -> Iterator[tuple[Any, ...]]:
+    """The rows of Arrow batches."""
+    for batch in batches:
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 def run_query(session: SparkSession, query: Callable[[], DataFrame]) -> list[Row]:
