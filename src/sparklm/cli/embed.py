@@ -32,19 +32,16 @@ _DEFAULT_SIZE = 100
 def embed(
     dataset: Annotated[str, typer.Argument(metavar="DATASET", help="A prepared dataset.")],
     out: Annotated[
-        str, typer.Option("--out", metavar="FILE", help="Where the embeddings go; what is there already is looked at.")
+        str, typer.Option(metavar="FILE", help="Where the embeddings go; what is there already is looked at.")
     ] = "embeddings.safetensors",
     kind: Annotated[
-        str | None, typer.Option("--kind", metavar="KIND", help="word2vec (default), random, or a file of embeddings.")
+        str | None, typer.Option(metavar="KIND", help="word2vec (default), random, or a file of embeddings.")
     ] = None,
-    size: Annotated[
-        int | None, typer.Option("--size", min=1, help=f"Size of a vector, default {_DEFAULT_SIZE}.")
-    ] = None,
+    size: Annotated[int | None, typer.Option(min=1, help=f"Size of a vector, default {_DEFAULT_SIZE}.")] = None,
     neighbours: Annotated[
-        list[str] | None,
-        typer.Option("--neighbours", metavar="WORD", help="Print the tokens nearest to this one; may be repeated."),
+        list[str] | None, typer.Option(metavar="WORD", help="Print the tokens nearest to this one; may be repeated.")
     ] = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="How many neighbours to print.")] = 10,
+    top: Annotated[int, typer.Option(min=1, help="How many neighbours to print.")] = 10,
     config: ConfigFile = None,
     assignments: Assignments = None,
     master: Master = None,

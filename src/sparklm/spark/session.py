@@ -121,11 +121,11 @@ def event_log_properties(address: str | None) -> dict[str, str]:
     # Hadoop's way to write a local address has one slash.
     folder = Folder(re.sub(r"^file:(?=/(?!/))", "", address)).absolute()
     local = folder.local_path()
-    if local is not None:
+    try:
         folder.make()
-    else:
-        with contextlib.suppress(OSError, UserError):  # Spark may reach what we do not, and else says so itself
-            folder.make()
+    except (OSError, UserError):
+        if local is not None:  # elsewhere Spark may reach what we do not, and else says so itself
+            raise
     return {"spark.eventLog.enabled": "true", "spark.eventLog.dir": address if local is None else local.as_uri()}
 
 
