@@ -55,7 +55,7 @@ def test_every_line_in_one_process_is_json_and_says_what_happened(here: tuple[Pa
     assert steps == list(range(1, steps[-1] + 1))
     messages = {line["message"] for line in lines}
     assert {"stage begins", "checkpoint committed", "epoch evaluated", "epoch done"} <= messages
-    assert {"replica gives", "replica takes", "replica made", "replica found in memory"} <= messages
+    assert {"replica contributes", "replica applies the mean", "replica made", "replica found in memory"} <= messages
     assert not any("stage" in line or "task" in line for line in lines), "these are Spark's"
 
 
