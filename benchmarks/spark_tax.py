@@ -269,7 +269,7 @@ class TimedSpark(OnSpark):
     def seconds_of_tasks(self, number: int) -> float:
         """Time a job of so many tasks that do nothing, and need no Python: what remains is mostly the driver's work."""
         began = time.perf_counter()
-        self._session.range(0, number, 1, number).collect()
+        self.session.range(0, number, 1, number).collect()
         return time.perf_counter() - began
 
     def _run_watched(self, watch: Watch) -> RunTasks:

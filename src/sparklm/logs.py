@@ -30,7 +30,6 @@ TRACE = 5
 LEVELS = {"TRACE": TRACE, "DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING, "ERROR": logging.ERROR}
 FORMATS = ("text", "json")
 LEVEL_VARIABLE, FORMAT_VARIABLE = "SPARKLM_LOG_LEVEL", "SPARKLM_LOG_FORMAT"
-_QUIET = "WARN"
 _SHOWN_OF_RUN = 8  # characters of a run's id that people need to recognise it
 _ID_NAMES = {"run", "replica", "stage", "task", "attempt", "executor", "host"}
 _ids: ContextVar[Mapping[str, object]] = ContextVar("sparklm_ids", default={})  # noqa: B039 (never changed in place)
@@ -54,7 +53,7 @@ def set_up(level: str | None = None, form: str | None = None) -> None:
         return
     in_json = settings.form == "json"
     handler = _StandardError()
-    handler.setFormatter(JsonFormatter() if in_json else TextFormatter())
+    handler.setFormatter(_JsonFormatter() if in_json else _TextFormatter())
     logger = logging.getLogger("sparklm")
     _put_handler(logger, handler)
     logger.setLevel(LEVELS[settings.level])
@@ -70,7 +69,7 @@ def _checked(level: str | None, form: str | None) -> _Settings:
     chosen_form = (form or "text").lower()
     if chosen_form not in FORMATS:
         raise UserError(f"{form!r} is no log format; use one of {', '.join(FORMATS)}")
-    chosen_level = (level or ("INFO" if chosen_form == "json" else _QUIET)).upper()
+    chosen_level = (level or ("INFO" if chosen_form == "json" else "WARN")).upper()
     if chosen_level not in LEVELS:
         raise UserError(f"{level!r} is no log level; use one of {', '.join(LEVELS)}")
     return _Settings(chosen_level, chosen_form)
@@ -118,29 +117,27 @@ def current_ids() -> Mapping[str, object]:
     return _ids.get()
 
 
-class JsonFormatter(json_log.JsonFormatter):
+class _JsonFormatter(json_log.JsonFormatter):
     """One JSON object a line: time, level, logger, message, ids, host, process, figures, exception."""
 
     def __init__(self) -> None:
         super().__init__("%(process)d", rename_fields={"exc_info": "exception"}, json_ensure_ascii=False)
 
     def add_fields(self, log_data: dict[str, Any], record: logging.LogRecord, message_dict: dict[str, Any]) -> None:
-        """Put what every line has before what this one has."""
+        # What every line has comes before what this one has.
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         log_data.update(time=time, level=_level_name(record), logger=record.name, message=record.getMessage())
         log_data.update({"run": None, **_ids.get(), "host": socket.gethostname()})
         super().add_fields(log_data, record, message_dict)
 
     def process_log_record(self, log_data: dict[str, Any]) -> dict[str, Any]:
-        """Write infinite numbers and everything unknown as texts: JSON has none."""
         return {name: _plain(value) for name, value in log_data.items()}
 
 
-class TextFormatter(logging.Formatter):
+class _TextFormatter(logging.Formatter):
     """For people: `12:34:56.789 INFO training.replica [run 1a2b3c4d, replica 0] round ends: step 7, loss 3.1`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The same as the JSON form, in short."""
         figures = merge_record_extra(record, dict(_ids.get()), reserved={*RESERVED_ATTRS, "taskName"})
         where = ", ".join(_short_ids(figures))
         what = ", ".join(f"{name} {_shown(value)}" for name, value in figures.items() if name not in _ID_NAMES)
@@ -161,7 +158,7 @@ def foreign_line(line: bytes) -> bytes:
             return line
     text = line.decode(errors="replace").rstrip()
     record = logging.makeLogRecord({"name": "stderr", "levelno": logging.WARNING, "msg": "%s", "args": (text,)})
-    return f"{JsonFormatter().format(record)}\n".encode() if text else b""
+    return f"{_JsonFormatter().format(record)}\n".encode() if text else b""
 
 
 class _StandardError(logging.Handler):
@@ -195,6 +192,7 @@ def _level_name(record: logging.LogRecord) -> str:
 
 
 def _plain(value: object) -> object:
+    """Infinite numbers and everything unknown as texts: JSON has none."""
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     is_plain = math.isfinite(value) if isinstance(value, float) else value is None or isinstance(value, str | int)

@@ -12,7 +12,6 @@ worth something while its writer lives.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import logging
@@ -26,6 +25,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from errno import EACCES, EEXIST, EISDIR, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM, EROFS
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -40,16 +40,7 @@ _RENAMING_PROTOCOLS = ("hdfs", "webhdfs")  # file systems where a visible file m
 _HDFS_PORT = 8020
 _EXTRAS = {"s3": "pip install 'sparklm[s3]'"}
 # Errors of the operating system that mean a badly chosen place, rather than a machine in trouble.
-_BAD_PLACE = {
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.EEXIST,
-    errno.ENAMETOOLONG,
-    errno.ENOENT,
-}
+_BAD_PLACE = {EACCES, EPERM, EROFS, ENOTDIR, EISDIR, EEXIST, ENAMETOOLONG, ENOENT}
 
 
 def split_url(url: str) -> tuple[str, str]:
@@ -100,7 +91,7 @@ class Folder:
     url: str
 
     def __truediv__(self, name: str) -> Folder:
-        return Folder(f"{self.url.rstrip('/')}/{name}")
+        return Folder(self.address(name))
 
     def __str__(self) -> str:
         return self.url
@@ -121,22 +112,13 @@ class Folder:
         local = self.local_path()
         return self if local is None else Folder(str(local.absolute()))
 
-    def read_bytes(self, name: str) -> bytes:
-        """Read a whole file. Raises FileNotFoundError when it is not there."""
-        local = self.local_path(name)
-        if local is not None:
-            with _user_errors(local, "read", passing=FileNotFoundError):
-                return local.read_bytes()
-        filesystem, path = self._remote(name)
-        return bytes(filesystem.cat_file(path))
-
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Read some bytes of a file."""
+    def read_bytes(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
+        """Read a file, or the bytes of it from `start` to `stop`. Raises FileNotFoundError when it is not there."""
         local = self.local_path(name)
         if local is not None:
             with _user_errors(local, "read", passing=FileNotFoundError), open(local, "rb") as file:
-                file.seek(start)
-                return file.read(stop - start)
+                file.seek(start or 0)
+                return file.read(-1 if stop is None else stop - file.tell())
         filesystem, path = self._remote(name)
         return bytes(filesystem.cat_file(path, start=start, end=stop))
 
@@ -212,9 +194,9 @@ class Folder:
             while not place.exists() and place != place.parent:
                 place = place.parent
             if not place.is_dir():
-                raise NotADirectoryError(errno.ENOTDIR, f"{place} is not a folder")
+                raise NotADirectoryError(ENOTDIR, f"{place} is not a folder")
             if not os.access(place, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, f"no permission for {place}")
+                raise PermissionError(EACCES, f"no permission for {place}")
 
     def names(self) -> list[str]:
         """The names directly in this folder, sorted; empty when the folder does not exist."""
@@ -308,22 +290,17 @@ def cached_copy(folder: Folder, name: str, sha256: str) -> Path:
     """
     cache = _cache_folder()
     path = cache / sha256
-    if path.exists():
-        _note_use(path)
-        return path
-    data = folder.read_bytes(name)
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise UserError(f"{folder.address(name)} does not fit its checksum; prepare the dataset again")
-    cache.mkdir(parents=True, exist_ok=True)
-    _make_room(cache, len(data))
-    _write_local(path, [data])
-    _note_use(path)  # the system's own time of a new file may be some milliseconds behind the clock
-    return path
-
-
-def _note_use(path: Path) -> None:
+    if not path.exists():
+        data = folder.read_bytes(name)
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise UserError(f"{folder.address(name)} does not fit its checksum; prepare the dataset again")
+        cache.mkdir(parents=True, exist_ok=True)
+        _make_room(cache, len(data))
+        _write_local(path, [data])
+    # Its last use is now; the system's own time of a new file may be some milliseconds behind the clock.
     with contextlib.suppress(OSError):
         os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+    return path
 
 
 def _cache_folder() -> Path:

@@ -43,10 +43,10 @@ def texts_of(folder: Path) -> list[str]:
 @pytest.fixture
 def table(on_spark: OnSpark) -> Iterator[str]:
     rows = [(number, text) for number, text in enumerate([*ROWS, "", None, ROWS[3]])]
-    frame = on_spark._session.createDataFrame(rows, "id int, body string").repartition(5)
+    frame = on_spark.session.createDataFrame(rows, "id int, body string").repartition(5)
     frame.createOrReplaceTempView("rows")
     yield "rows"
-    on_spark._session.catalog.dropTempView("rows")
+    on_spark.session.catalog.dropTempView("rows")
 
 
 def test_a_table_is_a_corpus_whose_rows_are_documents(on_spark: OnSpark, table: str, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_the_same_rows_give_the_same_bytes_however_they_are_stored(
     on_spark: OnSpark, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sparklm.spark.tables.SHARD_TEXT_BYTES", 500)
-    frame = on_spark._session.table(table)
+    frame = on_spark.session.table(table)
     frame.repartition(3).write.orc(str(tmp_path / "orc"))
     frame.orderBy("body").coalesce(1).write.format("json").save(str(tmp_path / "json"))
     shards = []
@@ -84,8 +84,8 @@ def test_duplicate_rows_are_left_out(on_spark: OnSpark, table: str, tmp_path: Pa
 
 def test_changed_rows_are_noticed(on_spark: OnSpark, table: str, tmp_path: Path) -> None:
     make(tmp_path / "one", on_spark, table=table, text_column="body")
-    on_spark._session.sql("select id, upper(body) as body from rows").createOrReplaceTempView("others")
-    on_spark._session.table("others").localCheckpoint().createOrReplaceTempView("rows")
+    on_spark.session.sql("select id, upper(body) as body from rows").createOrReplaceTempView("others")
+    on_spark.session.table("others").localCheckpoint().createOrReplaceTempView("rows")
     with pytest.raises(UserError, match="1 changed: rows"):
         make(tmp_path / "one", on_spark, table=table, text_column="body")
 

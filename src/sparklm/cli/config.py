@@ -6,6 +6,7 @@ import json
 import sys
 
 from sparklm.cli.options import Assignments, ConfigFile, Corpus, Json, Master, Preset, resolve_settings
+from sparklm.wording import text_table
 
 
 def show_config(
@@ -25,8 +26,6 @@ def show_config(
         print(json.dumps({key: {"value": value, "source": source} for key, value, source, _ in settings}, indent=2))
         return
     rows = [(key, json.dumps(value), source, text) for key, value, source, text in settings]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    for row in rows:
-        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]).rstrip())
+    print("\n".join(text_table(rows, left=4)))
     for note in resolution.notes:
         print(f"note: {note}", file=sys.stderr)

@@ -23,6 +23,7 @@ from sparklm.errors import UserError
 if TYPE_CHECKING:
     from sparklm.config import Config
     from sparklm.embeddings.files import Embeddings
+    from sparklm.storage import Folder
     from sparklm.text.shards import Dataset
 
 _DEFAULT_SIZE = 100
@@ -31,19 +32,16 @@ _DEFAULT_SIZE = 100
 def embed(
     dataset: Annotated[str, typer.Argument(metavar="DATASET", help="A prepared dataset.")],
     out: Annotated[
-        str, typer.Option("--out", metavar="FILE", help="Where the embeddings go; what is there already is looked at.")
+        str, typer.Option(metavar="FILE", help="Where the embeddings go; what is there already is looked at.")
     ] = "embeddings.safetensors",
     kind: Annotated[
-        str | None, typer.Option("--kind", metavar="KIND", help="word2vec (default), random, or a file of embeddings.")
+        str | None, typer.Option(metavar="KIND", help="word2vec (default), random, or a file of embeddings.")
     ] = None,
-    size: Annotated[
-        int | None, typer.Option("--size", min=1, help=f"Size of a vector, default {_DEFAULT_SIZE}.")
-    ] = None,
+    size: Annotated[int | None, typer.Option(min=1, help=f"Size of a vector, default {_DEFAULT_SIZE}.")] = None,
     neighbours: Annotated[
-        list[str] | None,
-        typer.Option("--neighbours", metavar="WORD", help="Print the tokens nearest to this one; may be repeated."),
+        list[str] | None, typer.Option(metavar="WORD", help="Print the tokens nearest to this one; may be repeated.")
     ] = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="How many neighbours to print.")] = 10,
+    top: Annotated[int, typer.Option(min=1, help="How many neighbours to print.")] = 10,
     config: ConfigFile = None,
     assignments: Assignments = None,
     master: Master = None,
@@ -67,7 +65,7 @@ def embed(
     else:
         flags = {"data.embeddings": kind, "spark.master": master}
         resolved = resolve_settings(None, config, assignments, flags).config
-        embeddings = _make_embeddings(resolved, size or _DEFAULT_SIZE, opened, out)
+        embeddings = _make_embeddings(resolved, size or _DEFAULT_SIZE, opened, folder, name)
     for note in embeddings.notes:
         print_note(note)
     _print_neighbours(opened, embeddings, tokens, top)
@@ -77,13 +75,11 @@ def embed(
         print(f"next: {program_name()} train {dataset} --set data.embeddings={out} --set model.width={columns}")
 
 
-def _make_embeddings(config: Config, size: int, dataset: Dataset, out: str) -> Embeddings:
+def _make_embeddings(config: Config, size: int, dataset: Dataset, folder: Folder, name: str) -> Embeddings:
     """Make the embeddings that the settings ask for, and write them; only Word2Vec is work for Spark."""
     from sparklm.embeddings.make import make_embeddings, write_embeddings
     from sparklm.placement.start import started
-    from sparklm.storage import split_address
 
-    folder, name = split_address(out)
     work, kind = folder / f".{name}.work", config.data.embeddings or "word2vec"
     folder.check_writable()
     if kind != "word2vec":

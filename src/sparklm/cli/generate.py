@@ -12,13 +12,13 @@ from sparklm.cli.options import Model, print_note
 def generate(
     model: Model,
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What the text starts with.")] = "",
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Tokens to add.")] = 120,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 = always the likeliest token.")] = 0.7,
-    top_k: Annotated[int, typer.Option("--top-k", min=1, help="Choose among this many likeliest tokens.")] = 50,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to add.")] = 120,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 = always the likeliest token.")] = 0.7,
+    top_k: Annotated[int, typer.Option(min=1, help="Choose among this many likeliest tokens.")] = 50,
     top_p: Annotated[
-        float | None, typer.Option("--top-p", min=0.0, max=1.0, help="Choose among the likeliest with this total.")
+        float | None, typer.Option(min=0.0, max=1.0, help="Choose among the likeliest with this total.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same text.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same text.")] = 0,
 ) -> None:
     """Write text that goes on from a prompt."""
     from sparklm.inference.generate import Sampling, generate_text

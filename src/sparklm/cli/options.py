@@ -48,9 +48,7 @@ TextColumn = Annotated[
 Format = Annotated[
     str | None,
     typer.Option(
-        "--format",
-        metavar="NAME",
-        help=f"{FORMAT_NAMES}, or one that Spark reads (orc, delta, …); default: by name.",
+        "--format", metavar="NAME", help=f"{FORMAT_NAMES}, or one that Spark reads (orc, delta, …); default: by name."
     ),
 ]
 Table = Annotated[

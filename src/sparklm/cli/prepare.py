@@ -27,7 +27,7 @@ def prepare(
     text_column: TextColumn = None,
     data_format: Format = None,
     table: Table = None,
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Where the dataset goes.")] = "dataset",
+    out: Annotated[str, typer.Option(metavar="DIR", help="Where the dataset goes.")] = "dataset",
     config: ConfigFile = None,
     assignments: Assignments = None,
     preset: Preset = None,

@@ -11,9 +11,7 @@ def report(
     runs: Annotated[list[str], typer.Argument(metavar="RUN", help="A run folder; several are compared.")],
     out: Annotated[
         str | None,
-        typer.Option(
-            "--out", metavar="FILE", help="Where the page goes; default report.html in the run, or, of several, here."
-        ),
+        typer.Option(metavar="FILE", help="Where the page goes; default report.html in the run, or, of several, here."),
     ] = None,
 ) -> None:
     """Show a run, or compare several, as text and as a page.

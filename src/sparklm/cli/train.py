@@ -52,9 +52,7 @@ def train(
     run: Annotated[
         str | None,
         typer.Option(
-            "--run",
-            metavar="DIR",
-            help="Run folder; default runs/ and the time. An unfinished run there is gone on with.",
+            metavar="DIR", help="Run folder; default runs/ and the time. An unfinished run there is gone on with."
         ),
     ] = None,
     resume: Annotated[
@@ -67,28 +65,21 @@ def train(
         bool, typer.Option("--tensorboard", help="Write event files for TensorBoard into the run folder.")
     ] = False,
     mlflow: Annotated[
-        str | None, typer.Option("--mlflow", metavar="URI", help="Tell the MLflow tracking server there of the run.")
+        str | None, typer.Option(metavar="URI", help="Tell the MLflow tracking server there of the run.")
     ] = None,
     event_log: Annotated[
-        str | None,
-        typer.Option("--event-log", metavar="DIR", help="Folder for Spark's event log, for the history server."),
+        str | None, typer.Option(metavar="DIR", help="Folder for Spark's event log, for the history server.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     log_level: Annotated[
         str | None,
         typer.Option(
-            "--log-level",
-            metavar="LEVEL",
-            help=f"Log from here on, on workers too: {', '.join(logs.LEVELS)}; default WARN.",
+            metavar="LEVEL", help=f"Log from here on, on workers too: {', '.join(logs.LEVELS)}; default WARN."
         ),
     ] = None,
     log_format: Annotated[
         str | None,
-        typer.Option(
-            "--log-format",
-            metavar="FORM",
-            help="text (default) or json: all of stderr as JSON lines, default level INFO.",
-        ),
+        typer.Option(metavar="FORM", help="text (default) or json: all of stderr as JSON lines, default level INFO."),
     ] = None,
 ) -> None:
     """Train a model, from raw text to text of its own."""

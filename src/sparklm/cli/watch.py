@@ -9,7 +9,7 @@ import typer
 
 def watch(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run that is under way.")],
-    interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks.")] = 1.0,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once, and do not wait.")] = False,
 ) -> None:
     """Follow a run that is under way, here or elsewhere."""

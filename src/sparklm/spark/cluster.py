@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import dataclass
 from typing import Any
-
-from pydantic import BaseModel, ConfigDict
 
 from sparklm.training.sync.choose import SyncLimits
 
@@ -14,20 +13,20 @@ EXECUTORS_SECONDS = 40.0
 _SETTLE_SECONDS = 2.0  # without a new executor, after which they count as all there
 
 
-class ExecutorFacts(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class ExecutorFacts:
     """An executor, as Spark knows it."""
 
-    model_config = ConfigDict(frozen=True)
     executor_id: str
     host: str
     cores: int
     slots: int
 
 
-class ClusterFacts(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class ClusterFacts:
     """What the driver knows of its Spark application."""
 
-    model_config = ConfigDict(frozen=True)
     master: str
     spark_version: str
     driver_host: str
@@ -52,14 +51,18 @@ class ClusterFacts(BaseModel):
     @property
     def has_dynamic_allocation(self) -> bool:
         """Whether executors come and go."""
-        return self.properties.get("spark.dynamicAllocation.enabled", "false").lower() == "true"
+        return self.is_on("spark.dynamicAllocation.enabled")
+
+    def is_on(self, name: str) -> bool:
+        """Whether a setting of Spark that is off by default is on."""
+        return self.properties.get(name, "false").lower() == "true"
 
 
-def wait_for_executors(context: Any, seconds: float = EXECUTORS_SECONDS) -> ClusterFacts:
+def wait_for_executors(context: Any) -> ClusterFacts:
     """Wait until executors are there and no more come; return what there is when the time is over."""
     cluster = read_cluster(context)
     wanted = int(cluster.properties.get("spark.executor.instances", "1"))
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + EXECUTORS_SECONDS
     changed = time.monotonic()
     while not is_one_process(cluster.master) or not cluster.executors:
         is_settled = len(cluster.executors) >= wanted and time.monotonic() - changed > _SETTLE_SECONDS
@@ -105,7 +108,8 @@ def is_one_process(master: str) -> bool:
 
 def share_of_cores(cluster: ClusterFacts, replicas: int) -> int:
     """The threads of each of so many replicas: the cores of an executor, shared by those it may run at once."""
-    executors = cluster.executors or [ExecutorFacts(executor_id="", host="", cores=1, slots=1)]
-    least = min(executors, key=lambda executor: executor.cores)
-    at_once = max(1, min(-(-replicas // len(executors)), least.slots))
+    if not cluster.executors:
+        return 1
+    least = min(cluster.executors, key=lambda executor: executor.cores)
+    at_once = max(1, min(-(-replicas // len(cluster.executors)), least.slots))
     return max(1, least.cores // at_once)

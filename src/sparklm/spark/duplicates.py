@@ -7,9 +7,10 @@ goes from the tasks to storage, shard by shard: the driver sees only how many sh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
-from sparklm.spark.tasks import guarded, name_jobs, run_query
+from sparklm.spark.tasks import arrow_batch, arrow_rows, map_arrow, name_jobs, run_query
 from sparklm.storage import Folder
 from sparklm.text.cleaning import Signature, least_agreement
 from sparklm.text.encode import ShardRequest, sign_shard, write_duplicates
@@ -17,7 +18,7 @@ from sparklm.text.encode import ShardRequest, sign_shard, write_duplicates
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SIGNATURE_SCHEMA = "shard int, document long, keys array<long>, values array<long>, user_error string, diverged string"
+SIGNATURE_SCHEMA = "shard int, document long, keys array<long>, values array<long>, user_error string"
 _ROWS_A_BATCH = 1000
 
 
@@ -27,30 +28,35 @@ def find_duplicates_in_files(session: SparkSession, requests: Sequence[ShardRequ
     num_tasks = min(len(orders), most_tasks)
 
     def sign(batches: Iterator[Any]) -> Iterator[Any]:
-        for place in (place for batch in batches for place in batch.column(0).to_pylist()):
+        for (place,) in arrow_rows(batches):
             request = ShardRequest.model_validate_json(orders[place])
-            yield from guarded(signature_batches(request.number, sign_shard(request)), SIGNATURE_SCHEMA)
+            yield from signature_batches(request.number, sign_shard(request))
 
-    return find_duplicates(
-        session,
-        lambda: session.range(0, len(orders), 1, num_tasks).mapInArrow(sign, SIGNATURE_SCHEMA),
-        requests[0],
-    )
+    def signatures() -> DataFrame:
+        return map_arrow(session.range(0, len(orders), 1, num_tasks), sign, SIGNATURE_SCHEMA)
+
+    return find_duplicates(session, signatures, requests[0])
 
 
 def find_duplicates(session: SparkSession, sign: Callable[[], DataFrame], request: ShardRequest) -> set[int]:
     """Compare every document with the first of each of its keys; the shards that lose documents are returned."""
     kept: list[DataFrame] = []
+    dataset = Folder(request.dataset_url)
     name_jobs(session, "sparklm: prepare, find duplicates")
 
     def failures() -> DataFrame:
         kept.append(sign().persist())
         return kept[0].filter("user_error is not null")
 
+    def note(batches: Iterator[Any]) -> Iterator[Any]:
+        for shard, rows in groupby(arrow_rows(batches), key=lambda row: row[0]):
+            write_duplicates(dataset, shard, [document for _, document in rows])
+            yield arrow_batch("shard int", shard=[shard])
+
     def duplicates() -> DataFrame:
         found = _duplicates(kept[0], least_agreement(request.cleaning))
         ordered = found.repartition("shard").sortWithinPartitions("shard", "document")
-        return ordered.mapInArrow(_note_duplicates(request.dataset_url), "shard int")
+        return ordered.mapInArrow(note, "shard int")
 
     try:
         run_query(session, failures)  # what the user did wrong ends it here
@@ -78,44 +84,12 @@ def _duplicates(signatures: DataFrame, agreement: float) -> DataFrame:
 
 def signature_batches(shard: int, signatures: Iterable[Signature]) -> Iterator[Any]:
     """Signatures as Arrow batches; a hash keeps its bits, read as a signed number."""
-    import pyarrow
-
-    def batch(rows: list[Signature]) -> Any:
-        numbers = pyarrow.list_(pyarrow.int64())
-        nothing = pyarrow.array([None] * len(rows), pyarrow.string())
-        return pyarrow.RecordBatch.from_pydict(
-            {
-                "shard": pyarrow.array([shard] * len(rows), pyarrow.int32()),
-                "document": pyarrow.array([row.document for row in rows], pyarrow.int64()),
-                "keys": pyarrow.array([row.keys.view("int64") for row in rows], numbers),
-                "values": pyarrow.array([row.values.view("int64") for row in rows], numbers),
-                "user_error": nothing,
-                "diverged": nothing,
-            }
+    rows = iter(signatures)
+    while batch := list(islice(rows, _ROWS_A_BATCH)):
+        yield arrow_batch(
+            SIGNATURE_SCHEMA,
+            shard=[shard] * len(batch),
+            document=[row.document for row in batch],
+            keys=[row.keys.view("int64") for row in batch],
+            values=[row.values.view("int64") for row in batch],
         )
-
-    rows: list[Signature] = []
-    for signature in signatures:
-        rows.append(signature)
-        if len(rows) == _ROWS_A_BATCH:
-            yield batch(rows)
-            rows = []
-    yield batch(rows)
-
-
-def _note_duplicates(dataset_url: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    def note(batches: Iterator[Any]) -> Iterator[Any]:
-        from itertools import groupby
-
-        import pyarrow
-
-        pairs = (
-            pair
-            for batch in batches
-            for pair in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
-        )
-        for shard, documents in groupby(pairs, key=lambda pair: pair[0]):
-            write_duplicates(Folder(dataset_url), shard, [document for _, document in documents])
-            yield pyarrow.RecordBatch.from_pydict({"shard": pyarrow.array([shard], pyarrow.int32())})
-
-    return note

@@ -28,57 +28,47 @@ def job_group_figures(context: Any, group: str, epoch: int) -> ClusterFigures:
     Where Spark no longer has them there are none: no metric is worth a run.
     """
     try:
-        return _read_figures(context, group, epoch)
+        context._jsc.sc().listenerBus().waitUntilEmpty(_EVENTS_TIMEOUT_MS)
+        tasks = list(group_tasks(context, group))
+        durations = [float(task["duration"]) for task in tasks if "duration" in task]
+        metrics = [task["taskMetrics"] for task in tasks if "taskMetrics" in task]
+        reads = [metric["shuffleReadMetrics"] for metric in metrics]
+        runtime = context._jvm.java.lang.Runtime.getRuntime()
+        total, free = runtime.totalMemory(), runtime.freeMemory()
+        return ClusterFigures(
+            used_memory_mb=(total - free) / 2**20,
+            total_memory_mb=total / 2**20,
+            max_memory_mb=runtime.maxMemory() / 2**20,
+            shuffle_read_bytes=sum(read["remoteBytesRead"] + read["localBytesRead"] for read in reads),
+            shuffle_write_bytes=sum(metric["shuffleWriteMetrics"]["bytesWritten"] for metric in metrics),
+            max_task_ms=max(durations, default=None),
+            min_task_ms=min(durations, default=None),
+            mean_task_ms=sum(durations) / len(durations) if durations else None,
+            failed_tasks=sum(task["status"] == "FAILED" for task in tasks),
+            tasks=_worth_keeping([_task_record(task, epoch) for task in tasks]),
+        )
     except Exception:
         _logger.warning("Spark's figures cannot be read", extra={"epoch": epoch + 1}, exc_info=True)
         return ClusterFigures()
 
 
-def _read_figures(context: Any, group: str, epoch: int) -> ClusterFigures:
-    """Sum up every task of every job in a group, and read the driver's memory."""
-    context._jsc.sc().listenerBus().waitUntilEmpty(_EVENTS_TIMEOUT_MS)
-    tasks = list(group_tasks(context, group))
-    durations = [float(task["duration"]) for task in tasks if "duration" in task]
-    metrics = [task["taskMetrics"] for task in tasks if "taskMetrics" in task]
-    reads = [metric["shuffleReadMetrics"] for metric in metrics]
-    runtime = context._jvm.java.lang.Runtime.getRuntime()
-    total, free = runtime.totalMemory(), runtime.freeMemory()
-    return ClusterFigures(
-        used_memory_mb=(total - free) / 2**20,
-        total_memory_mb=total / 2**20,
-        max_memory_mb=runtime.maxMemory() / 2**20,
-        shuffle_read_bytes=sum(read["remoteBytesRead"] + read["localBytesRead"] for read in reads),
-        shuffle_write_bytes=sum(metric["shuffleWriteMetrics"]["bytesWritten"] for metric in metrics),
-        max_task_ms=max(durations, default=None),
-        min_task_ms=min(durations, default=None),
-        mean_task_ms=sum(durations) / len(durations) if durations else None,
-        failed_tasks=sum(task["status"] == "FAILED" for task in tasks),
-        tasks=_worth_keeping([_task_record(task, epoch) for task in tasks]),
-    )
-
-
 def read_session_facts(context: Any) -> SessionFacts:
     """Read the versions of what runs here, and what Spark keeps of RDDs and DataFrames, in memory and on disks."""
     try:
-        return _read_session_facts(context)
+        kept = list(context._jsc.sc().getRDDStorageInfo())
+        return SessionFacts(
+            versions={"spark": context.version, "java": context._jvm.java.lang.System.getProperty("java.version")},
+            storage={
+                "RDDs kept": len(kept),
+                "partitions kept": sum(info.numCachedPartitions() for info in kept),
+                "bytes in memory": sum(info.memSize() for info in kept),
+                "bytes on disk": sum(info.diskSize() for info in kept),
+                "executors and driver": context._jsc.sc().getExecutorMemoryStatus().size(),
+            },
+        )
     except Exception:
         _logger.warning("Spark's versions and storage cannot be read", exc_info=True)
         return SessionFacts()
-
-
-def _read_session_facts(context: Any) -> SessionFacts:
-    kept = list(context._jsc.sc().getRDDStorageInfo())
-    status = context._jsc.sc().getExecutorMemoryStatus()
-    return SessionFacts(
-        versions={"spark": context.version, "java": context._jvm.java.lang.System.getProperty("java.version")},
-        storage={
-            "RDDs kept": len(kept),
-            "partitions kept": sum(info.numCachedPartitions() for info in kept),
-            "bytes in memory": sum(info.memSize() for info in kept),
-            "bytes on disk": sum(info.diskSize() for info in kept),
-            "executors and driver": status.size(),
-        },
-    )
 
 
 def group_tasks(context: Any, group: str) -> Iterator[dict[str, Any]]:

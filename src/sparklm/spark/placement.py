@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from sparklm.config import CleaningConfig, DataConfig, SparkConfig
 from sparklm.errors import JobError, TrainingDivergedError
@@ -33,10 +33,8 @@ from sparklm.training.sync.rounds import Round
 from sparklm.training.sync.storage import train_by_storage
 from sparklm.training.tasks import EpochEnd, evaluate_orders, evaluate_task, join_answers
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 _logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
 _TASKS_PER_SLOT = 4  # enough for the slots to end at about the same time
 
 
@@ -47,21 +45,11 @@ class OnSpark:
 
     def __init__(self, spark: SparkConfig, watcher: Watcher | None = None) -> None:
         self.watcher = watcher or Watcher()
-        self._master = spark.master
-        self._session: SparkSession = start_session(spark)
+        self.description = f"Spark {spark.master}"
+        self.session = start_session(spark)
         self._exchange = Exchange(kind="storage", reason="nothing was chosen yet")
         self._facts: ClusterFacts | None = None
         self._process_bytes: int | None = None  # of a worker before any model
-
-    @property
-    def description(self) -> str:
-        """The master."""
-        return f"Spark {self._master}"
-
-    @property
-    def session(self) -> SparkSession:
-        """The session that the work runs in."""
-        return self._session
 
     @property
     def driver_process_id(self) -> int:
@@ -74,17 +62,17 @@ class OnSpark:
 
     def run_tasks(self, work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
         """Do some orders in each task, as starting a task costs nearly as much as a small order."""
-        name_jobs(self._session, title)
+        name_jobs(self.session, title)
         watch = TaskCounter(self._context, title, self.watcher)
-        return run_tasks(self._session, orders, work, self._most_tasks, watch)
+        return run_tasks(self.session, orders, work, self._most_tasks, watch)
 
     def find_duplicates(self, requests: Sequence[ShardRequest]) -> set[int]:
         """Compare documents in a query."""
-        return find_duplicates_in_files(self._session, requests, self._most_tasks)
+        return find_duplicates_in_files(self.session, requests, self._most_tasks)
 
     def open_table(self, data: DataConfig, cleaning: CleaningConfig) -> Corpus:
         """Open a table of this session."""
-        return TableCorpus(self._session, data, cleaning)
+        return TableCorpus(self.session, data, cleaning)
 
     def prepare_training(self, run: Run, vocab_size: int) -> None:
         """See that replicas fit into memory, and choose how they sync."""
@@ -92,8 +80,8 @@ class OnSpark:
         at_once = -(-replicas // max(1, len(cluster.executors)))
         most_slots = max((executor.slots for executor in cluster.executors), default=1)
         if self._process_bytes is None:
-            self._process_bytes = int(run_tasks(self._session, [""], process_bytes_task)[0])
-        check_executor_memory(self._session, config, vocab_size, min(at_once, most_slots), self._process_bytes)
+            self._process_bytes = int(run_tasks(self.session, [""], process_bytes_task)[0])
+        check_executor_memory(self.session, config, vocab_size, min(at_once, most_slots), self._process_bytes)
         num_parameters = count_parameters(config, vocab_size)
         self._exchange = choose_exchange(config, cluster.sync_limits, num_parameters, run.threads)
         if replicas > 1:
@@ -102,31 +90,34 @@ class OnSpark:
     def train(self, run: Run, rounds: Sequence[Round], protect: int | None) -> EpochWork:
         """Train in tasks, again and again from the last checkpoint if need be."""
         self._context.setJobGroup(epoch_group(run, rounds[0].epoch), "sparklm", interruptOnCancel=True)
-        reduce_seconds: list[float] = []
 
-        def attempt(watch: Watch) -> None:
+        def attempt(watch: Watch) -> float:
             done = latest_step(run.folder)
             left = [round_ for round_ in rounds if round_.start >= done]
-            if left and self._exchange.kind == "collective":
-                self._train_collectively(run, left, watch, protect)
-            elif left:
-                reduce_seconds.append(train_by_storage(run, left, self._run_watched(watch), protect=protect))
+            if left and self._exchange.kind == "storage":
+                return train_by_storage(run, left, self._run_watched(watch), protect=protect)
+            if left:
+                order = RankOrder(run=run, rounds=left, protect=protect).model_dump_json()
+                title = f"sparklm: epoch {left[0].epoch + 1}, steps {left[0].start} to {left[-1].stop}"
+                self._context.setJobDescription(title)
+                orders = [order] * run.config.distributed.replicas
+                run_tasks(self.session, orders, rank_task, watch=watch, at_once=True)
+            return 0.0
 
-        retries = self._with_retries(run, attempt, self.watcher.step_done)
-        return EpochWork(retries=retries, reduce_seconds=sum(reduce_seconds))
+        reduce_seconds, retries = self._with_retries(run, attempt, self.watcher.step_done)
+        return EpochWork(retries=retries, reduce_seconds=reduce_seconds)
 
     def evaluate(self, run: Run, epoch: int, step: int) -> EpochEnd:
         """Evaluate in tasks."""
         self._context.setJobGroup(epoch_group(run, epoch), "sparklm", interruptOnCancel=True)
         orders = evaluate_orders(run, epoch, step, most_in_memory=1)
         title = f"sparklm: epoch {epoch + 1}, evaluation"
-        ends: list[EpochEnd] = []
 
-        def attempt(watch: Watch) -> None:
-            ends.append(join_answers(self._run_watched(watch)(evaluate_task, orders, title), in_turn=False))
+        def attempt(watch: Watch) -> EpochEnd:
+            return join_answers(self._run_watched(watch)(evaluate_task, orders, title), in_turn=False)
 
-        retries = self._with_retries(run, attempt)
-        return ends[-1].model_copy(update={"retries": retries})
+        end, retries = self._with_retries(run, attempt)
+        return end.model_copy(update={"retries": retries})
 
     def epoch_figures(self, run: Run, epoch: int) -> ClusterFigures:
         """What Spark measured of the epoch's tasks."""
@@ -138,16 +129,17 @@ class OnSpark:
 
     def stop(self) -> None:
         """End the session."""
-        self._session.stop()
+        self.session.stop()
 
-    def _with_retries(self, run: Run, attempt: Callable[[Watch], None], on_step: StepCallback | None = None) -> int:
-        """Try something until it is done, as often as the settings allow; return how often it had to begin again."""
-        distributed = run.config.distributed
-        for retries in range(distributed.max_retries + 1):
+    def _with_retries(
+        self, run: Run, attempt: Callable[[Watch], Result], on_step: StepCallback | None = None
+    ) -> tuple[Result, int]:
+        """The result of an attempt, tried as often as the settings allow, and how often it had to begin again."""
+        distributed, retries = run.config.distributed, 0
+        while True:
             supervisor = Supervisor(run.folder, distributed.replicas, distributed.timeout_seconds, on_step)
             try:
-                attempt(supervisor)
-                return retries
+                return attempt(supervisor), retries
             except TrainingDivergedError:
                 raise
             except JobError as error:
@@ -160,11 +152,9 @@ class OnSpark:
                         "the same command goes on from it"
                     ) from error
                 self._log_lost_executors()
-                self.watcher.retry(
-                    f"{reason}\n  going on from step {latest_step(run.folder)}, retry {retries + 1} of "
-                    f"{distributed.max_retries}"
-                )
-        raise AssertionError("the loop ends by itself")
+                retries += 1
+                going_on = f"going on from step {latest_step(run.folder)}, retry {retries} of {distributed.max_retries}"
+                self.watcher.retry(f"{reason}\n  {going_on}")
 
     def _log_lost_executors(self) -> None:
         """Log which executors are no longer there, as far as Spark has noticed."""
@@ -175,17 +165,10 @@ class OnSpark:
             if lost:
                 _logger.warning("executors lost", extra={"executors": lost})
 
-    def _train_collectively(self, run: Run, rounds: Sequence[Round], watch: Watch, protect: int | None) -> None:
-        order = RankOrder(run=run, rounds=rounds, protect=protect).model_dump_json()
-        title = f"sparklm: epoch {rounds[0].epoch + 1}, steps {rounds[0].start} to {rounds[-1].stop}"
-        self._context.setJobDescription(title)
-        orders = [order] * run.config.distributed.replicas
-        run_tasks(self._session, orders, rank_task, watch=watch, at_once=True)
-
     def _run_watched(self, watch: Watch) -> RunTasks:
         def run_watched(work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
             self._context.setJobDescription(title)
-            return run_tasks(self._session, orders, work, watch=watch)
+            return run_tasks(self.session, orders, work, watch=watch)
 
         return run_watched
 
@@ -200,7 +183,7 @@ class OnSpark:
 
     @property
     def _context(self) -> Any:
-        return self._session.sparkContext
+        return self.session.sparkContext
 
 
 def epoch_group(run: Run, epoch: int) -> str:

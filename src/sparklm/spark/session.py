@@ -6,7 +6,6 @@ Java is looked for before anything else happens, because Spark's own error for a
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import re
 import shutil
@@ -122,11 +121,11 @@ def event_log_properties(address: str | None) -> dict[str, str]:
     # Hadoop's way to write a local address has one slash.
     folder = Folder(re.sub(r"^file:(?=/(?!/))", "", address)).absolute()
     local = folder.local_path()
-    if local is not None:
+    try:
         folder.make()
-    else:
-        with contextlib.suppress(OSError, UserError):  # Spark may reach what we do not, and else says so itself
-            folder.make()
+    except (OSError, UserError):
+        if local is not None:  # elsewhere Spark may reach what we do not, and else says so itself
+            raise
     return {"spark.eventLog.enabled": "true", "spark.eventLog.dir": address if local is None else local.as_uri()}
 
 
@@ -145,10 +144,7 @@ def _default_properties(master: str, logging_file: str) -> dict[str, str]:
     if master.startswith("local"):
         # One machine: listen on loopback alone, the user interface included.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        properties |= {
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-        }
+        properties |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     return properties
 
 
@@ -172,8 +168,8 @@ def _without_harmless_warnings() -> Iterator[None]:
     read_end, write_end = os.pipe()
 
     def forward() -> None:
-        with os.fdopen(read_end, "rb", buffering=0) as lines, os.fdopen(original, "wb", buffering=0) as errors:
-            for line in io.BufferedReader(lines):
+        with os.fdopen(read_end, "rb") as lines, os.fdopen(original, "wb", buffering=0) as errors:
+            for line in lines:
                 if _HARMLESS not in line:
                     errors.write(foreign_line(line))
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
 from sparklm.spark.duplicates import SIGNATURE_SCHEMA, find_duplicates, signature_batches
-from sparklm.spark.tasks import ANSWER_SCHEMA, answer, collect_answers, guarded, name_jobs, run_query
+from sparklm.spark.task_logs import this_task
+from sparklm.spark.tasks import arrow_batch, arrow_rows, map_arrow, name_jobs, run_query
 from sparklm.text.cleaning import clean
 from sparklm.text.corpus import SHARD_TEXT_BYTES, TOKENIZER_SAMPLE_BYTES
 from sparklm.text.encode import ShardRequest, ShardResult, encode_shard, sign_shard
@@ -26,6 +27,8 @@ from sparklm.text.token_files import Vocabulary
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+_RESULT_SCHEMA = "result string, user_error string"
 
 
 class TableCorpus:
@@ -77,26 +80,25 @@ class TableCorpus:
         name = self._name
 
         def sign(batches: Iterator[Any]) -> Iterator[Any]:
-            shard = _partition()
             chunks = _chunks(batches, name, Counter())
-            yield from guarded(signature_batches(shard, sign_shard(request, chunks)), SIGNATURE_SCHEMA)
+            yield from signature_batches(this_task().partitionId(), sign_shard(request, chunks))
 
-        return find_duplicates(self._session, lambda: self._shards().mapInArrow(sign, SIGNATURE_SCHEMA), request)
+        return find_duplicates(self._session, lambda: map_arrow(self._shards(), sign, SIGNATURE_SCHEMA), request)
 
     def encode(self, request: ShardRequest, with_duplicates: set[int]) -> list[ShardResult]:
         """Encode every partition into its shard."""
         name = self._name
 
         def encode(batches: Iterator[Any]) -> Iterator[Any]:
-            shard = _partition()
+            shard = this_task().partitionId()
             own = request.model_copy(update={"number": shard, "has_duplicates": shard in with_duplicates})
             counts: Counter[str] = Counter()
-            chunks = _chunks(batches, name, counts)
-            yield from answer(shard, lambda: encode_shard(own, chunks, counts).model_dump_json())
+            result = encode_shard(own, _chunks(batches, name, counts), counts)
+            yield arrow_batch(_RESULT_SCHEMA, result=[result.model_dump_json()])
 
         name_jobs(self._session, f"sparklm: prepare, tokenise {self._name}")
-        answers = collect_answers(self._session, lambda: self._shards().mapInArrow(encode, ANSWER_SCHEMA))
-        return [ShardResult.model_validate_json(text) for text in answers]
+        rows = run_query(self._session, lambda: map_arrow(self._shards(), encode, _RESULT_SCHEMA))
+        return [ShardResult.model_validate_json(row.result) for row in rows]
 
     def _shards(self) -> DataFrame:
         rows = self._rows.repartition(self._num_shards, "hash").sortWithinPartitions("hash", "text")
@@ -121,7 +123,7 @@ def _open_rows(session: SparkSession, data: DataConfig) -> DataFrame:
         text = F.coalesce(table[data.text_column].cast("binary"), F.lit(b"").cast("binary"))
         return table.select(text.alias("text")).withColumn("hash", F.xxhash64("text"))
     except AnalysisException as error:
-        raise UserError(f"Spark cannot read {source}: {_first_line(error)}") from error
+        raise UserError(f"Spark cannot read {source}: {str(error).splitlines()[0]}") from error
     except (PySparkException, Py4JJavaError) as error:
         if "DATA_SOURCE_NOT_FOUND" in str(error):
             raise UserError(
@@ -133,20 +135,7 @@ def _open_rows(session: SparkSession, data: DataConfig) -> DataFrame:
 
 def _chunks(batches: Iterator[Any], name: str, counts: Counter[str]) -> Iterator[Chunk]:
     """The rows of a partition as documents, named by their hash."""
-    for batch in batches:
-        for number, text in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
-            counts["input_bytes"] += len(text)
-            counts["read_bytes"] += len(text)
-            yield make_chunk(f"{name}:{number & (2**64 - 1):016x}", text)
-
-
-def _partition() -> int:
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    assert context is not None, "this runs in a task"
-    return int(context.partitionId())
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
+    for number, text in arrow_rows(batches):
+        counts["input_bytes"] += len(text)
+        counts["read_bytes"] += len(text)
+        yield make_chunk(f"{name}:{number & (2**64 - 1):016x}", text)

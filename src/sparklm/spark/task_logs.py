@@ -10,11 +10,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from sparklm.logs import current_ids, environment, log_context, set_up_from_environment
+
+if TYPE_CHECKING:
+    from pyspark import TaskContext
 
 _RUN = "sparklm.run"
 _EXECUTOR_FLAG = "--executor-id"
@@ -30,15 +33,19 @@ def pass_on_run(context: Any) -> None:
     context.setLocalProperty(_RUN, current_ids().get("run"))
 
 
-@contextmanager
-def in_task() -> Iterator[None]:
-    """Log as the driver said, with the ids of this task."""
+def this_task() -> TaskContext:
+    """The Spark task that this code runs in."""
     from pyspark import TaskContext
 
     task = TaskContext.get()
-    if task is None:  # the driver itself
-        yield
-        return
+    assert task is not None, "this runs in a task"
+    return task
+
+
+@contextmanager
+def in_task() -> Iterator[None]:
+    """Log as the driver said, with the ids of this task."""
+    task = this_task()
     set_up_from_environment()
     with log_context(
         run=task.getLocalProperty(_RUN),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
@@ -264,9 +265,10 @@ def test_a_visit_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_worker_in_another_folder_of_that_name_leaves_nothing_there(tmp_path: Path) -> None:
-    from sparklm.spark.doctor.probe import visit_folder_task, visit_order
+    from sparklm.spark.doctor.probe import visit_folder_task
 
-    answer = visit_folder_task(visit_order(folder=str(tmp_path / "else"), read="driver", write="task-0", text="x"))
+    order = {"folder": str(tmp_path / "else"), "read": "driver", "write": "task-0", "text": "x"}
+    answer = visit_folder_task(json.dumps(order))
     assert "the file of the driver is not there" in answer
     assert not (tmp_path / "else").exists()
 

@@ -13,10 +13,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
-
-from pydantic import BaseModel, ConfigDict
 
 from sparklm.config import Config
 from sparklm.errors import JobError, UserError
@@ -44,7 +43,7 @@ from sparklm.spark.memory import has_own_limit
 from sparklm.spark.metrics import group_tasks
 from sparklm.spark.placement import OnSpark
 from sparklm.spark.session import check_java, check_master
-from sparklm.spark.tasks import reason, run_tasks
+from sparklm.spark.tasks import Watch, run_job, run_tasks
 from sparklm.storage import Folder
 from sparklm.training.memory import estimate_replica_bytes, process_bytes
 
@@ -58,10 +57,10 @@ _LARGEST_VOCABULARY = 32_768  # that bpe and word choose by themselves
 Value = TypeVar("Value")
 
 
-class Probe(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class Probe:
     """What the probe tasks answered, when they were asked, and which executors none of them ran on."""
 
-    model_config = ConfigDict(frozen=True)
     workers: list[ProcessFacts]
     asked_at: float
     answered_at: float
@@ -75,22 +74,21 @@ def examine(config: Config, run: Folder) -> list[Finding]:
         return examine_here(config, run)
     check_master(config.spark.master)
     try:
-        findings = [Finding(name="Java", status="ok", seen=check_java())]
+        findings = [Finding("Java", "ok", check_java())]
     except UserError as error:
-        return [_problem("Java", str(error), "--master none needs no Java")]
+        return [Finding("Java", "problem", str(error), "--master none needs no Java")]
     silence = master_silence(config.spark.master)
     if silence is not None:
-        return [*findings, _problem("master", silence, "see that it runs, and that its address and port are right")]
+        remedy = "see that it runs, and that its address and port are right"
+        return [*findings, Finding("master", "problem", silence, remedy)]
     try:
         placement = within(_START_SECONDS, lambda: OnSpark(config.spark))
     except JobError as error:
-        return [
-            *findings,
-            _problem("master", str(error), "see what Spark said above"),
-        ]
+        return [*findings, Finding("master", "problem", str(error), "see what Spark said above")]
     except TimeoutError:
         seen = f"{config.spark.master}: Spark did not start within {_START_SECONDS:.0f} s"
-        return [*findings, _problem("master", seen, "see that the cluster manager runs and has room for one more job")]
+        remedy = "see that the cluster manager runs and has room for one more job"
+        return [*findings, Finding("master", "problem", seen, remedy)]
     try:
         return [*findings, *examine_cluster(config, run, placement)]
     finally:
@@ -120,15 +118,15 @@ def examine_cluster(config: Config, run: Folder, placement: OnSpark) -> list[Fin
 
     context: Any = placement.session.sparkContext
     cluster = wait_for_executors(context)
-    findings = [Finding(name="master", status="ok", seen=f"Spark {cluster.spark_version}, {cluster.master}")]
+    findings = [Finding("master", "ok", f"Spark {cluster.spark_version}, {cluster.master}")]
     if not cluster.executors and not cluster.has_dynamic_allocation:
         return [*findings, judge_driver_address(cluster), _no_executors(cluster)]
     driver = _look_around_here()
     try:
         seen = look_around(context, max(1, cluster.slots) if not cluster.master.startswith("local") else 1)
-    except (JobError, TimeoutError) as error:
+    except JobError as error:
         remedy = "see that executors start, and that PYSPARK_PYTHON names a Python that every host has"
-        return [*findings, judge_driver_address(cluster), _problem("probe", str(error), remedy)]
+        return [*findings, judge_driver_address(cluster), Finding("probe", "problem", str(error), remedy)]
     cluster = read_cluster(context)  # by now, dynamic allocation has given some
     if not cluster.executors:
         return [*findings, _no_executors(cluster)]
@@ -157,13 +155,13 @@ def examine_cluster(config: Config, run: Folder, placement: OnSpark) -> list[Fin
         return findings  # our own tasks could not run there
 
     def visit(orders: list[str]) -> list[str]:
-        return _bounded_job(context, lambda: run_tasks(placement.session, orders, probe.visit_folder_task))
+        return run_tasks(placement.session, orders, probe.visit_folder_task, watch=_time_limit(context))
 
     try:
         problem, visits = visit_folder(run, visit, len(workers))
         return [*findings, judge_folder(run.url, problem, visits)]
-    except (JobError, TimeoutError) as error:
-        return [*findings, _problem("run folder", str(error), "look at the logs of the executors")]
+    except JobError as error:
+        return [*findings, Finding("run folder", "problem", str(error), "look at the logs of the executors")]
 
 
 def master_silence(master: str) -> str | None:
@@ -194,8 +192,9 @@ def look_around(context: Any, num_tasks: int) -> Probe:
         finally:
             cloudpickle.unregister_pickle_by_value(probe)
 
+    context.setJobGroup(_GROUP, "sparklm: looking around")
     asked_at = time.time()
-    answers = _bounded_job(context, ask)
+    answers = run_job(context, ask, _time_limit(context))
     answered_at = time.time()
     executors = {executor.executor_id for executor in read_cluster(context).executors}
     context._jsc.sc().listenerBus().waitUntilEmpty(10_000)
@@ -217,10 +216,11 @@ def visit_folder(
     try:
         is_new = not run.exists()
         folder.write_text("driver", name)
-        requests = [probe.visit_order(folder=folder.url, read="driver", write=file, text=name) for file in written]
+        order = {"folder": folder.url, "read": "driver", "text": name}
+        orders = [json.dumps(order | {"write": file}) for file in written]
         visits = [
             VisitFacts(**json.loads(answer), is_seen_by_driver=folder.exists(file))
-            for file, answer in zip(written, visit(requests), strict=True)
+            for file, answer in zip(written, visit(orders), strict=True)
         ]
         return "", visits
     except (OSError, UserError) as error:
@@ -234,42 +234,31 @@ def visit_folder(
 
 def within(seconds: float, work: Callable[[], Value]) -> Value:
     """Do some work in a thread, and wait for it only so long. Raises TimeoutError; the work is left to itself then."""
-    outcome: list[Value] = []
-    failure: list[BaseException] = []
+    outcome: Future[Value] = Future()
 
     def run() -> None:
         try:
-            outcome.append(work())
+            outcome.set_result(work())
         except BaseException as error:  # noqa: BLE001 (raised again below, in the thread that waits)
-            failure.append(error)
+            outcome.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        raise TimeoutError(f"no answer within {seconds:.0f} s")
-    if failure:
-        raise failure[0]
-    return outcome[0]
-
-
-def _bounded_job(context: Any, work: Callable[[], Value]) -> Value:
-    """Run Spark jobs for a limited time, and end them when it is over."""
-    from py4j.protocol import Py4JJavaError
-    from pyspark.errors import PySparkException
-
-    def run() -> Value:
-        context.setJobGroup(_GROUP, "sparklm: looking around")
-        return work()
-
+    threading.Thread(target=run, daemon=True).start()
     try:
-        return within(_PROBE_SECONDS, run)
+        return outcome.result(timeout=seconds)
     except TimeoutError as error:
-        context.setLogLevel("OFF")  # what a cancelled job logs would bury our own message
-        context.cancelJobGroup(_GROUP)
-        raise TimeoutError(f"tasks did not end within {_PROBE_SECONDS:.0f} s") from error
-    except (PySparkException, Py4JJavaError) as error:
-        raise JobError(f"Spark gave up: {reason(error)}") from error
+        raise TimeoutError(f"no answer within {seconds:.0f} s") from error
+
+
+def _time_limit(context: Any) -> Watch:
+    """What ends a Spark job that it watches when its time is over."""
+    deadline = time.monotonic() + _PROBE_SECONDS
+
+    def watch() -> None:
+        if time.monotonic() > deadline:
+            context.setLogLevel("OFF")  # what a cancelled job logs would bury our own message
+            raise JobError(f"tasks did not end within {_PROBE_SECONDS:.0f} s")
+
+    return watch
 
 
 def _look_around_here() -> ProcessFacts:
@@ -306,8 +295,4 @@ def _no_executors(cluster: ClusterFacts) -> Finding:
     )
     if is_loopback(cluster.driver_host):
         remedy += f"; executors elsewhere cannot call the driver back at {cluster.driver_host}: set spark.driver.host"
-    return _problem("slots", seen, remedy)
-
-
-def _problem(name: str, seen: str, remedy: str) -> Finding:
-    return Finding(name=name, status="problem", seen=seen, remedy=remedy)
+    return Finding("slots", "problem", seen, remedy)

@@ -23,7 +23,7 @@ from sparklm.wording import count, size
 _MOST_CLOCK_SECONDS = 5.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """One check: its name, how it went, what was seen, and what to do."""
 
@@ -62,75 +62,56 @@ class VisitFacts(BaseModel):
 def judge_cluster(cluster: ClusterFacts, replicas: int, unseen: Sequence[str]) -> list[Finding]:
     """Judge the slots that there are, and whether every executor was looked at."""
     cores = sorted({executor.cores for executor in cluster.executors})
-    shown_cores = " or ".join(map(str, cores))
-    executors = count(len(cluster.executors), "executor")
     seen = (
-        f"{count(cluster.slots, 'task slot')} on {executors} with {shown_cores} {'core' if cores == [1] else 'cores'} "
-        f"each, on {count(len(cluster.hosts), 'host')} ({_listing(cluster.hosts)})"
+        f"{count(cluster.slots, 'task slot')} on {count(len(cluster.executors), 'executor')} with "
+        f"{' or '.join(map(str, cores))} {'core' if cores == [1] else 'cores'} each, "
+        f"on {count(len(cluster.hosts), 'host')} ({_listing(cluster.hosts)})"
     )
-    findings = []
+    slots = Finding("slots", "ok", seen)
     if cluster.slots < replicas:
         remedy = f"for all at once use more or larger executors, or distributed.replicas={cluster.slots}"
-        seen = f"{seen}; {replicas} replicas take turns in them"
-        findings.append(Finding(name="slots", status="warning", seen=seen, remedy=remedy))
-    else:
-        findings.append(Finding(name="slots", status="ok", seen=seen))
-    if unseen:
-        findings.append(
-            Finding(
-                name="executors",
-                status="warning",
-                seen=f"no probe ran on {count(len(unseen), 'executor')} ({_listing(unseen)}): nothing is known of it",
-                remedy="run the check again when the cluster has nothing else to do",
-            )
-        )
-    return findings
+        slots = Finding("slots", "warning", f"{seen}; {replicas} replicas take turns in them", remedy)
+    if not unseen:
+        return [slots]
+    seen = f"no probe ran on {count(len(unseen), 'executor')} ({_listing(unseen)}): nothing is known of it"
+    remedy = "run the check again when the cluster has nothing else to do"
+    return [slots, Finding("executors", "warning", seen, remedy)]
 
 
 def judge_interpreters(driver: ProcessFacts, workers: Sequence[ProcessFacts]) -> Finding:
     """Workers must run the driver's Python; another path is no fault."""
     others = [worker for worker in workers if worker.python != driver.python]
     if others:
+        seen = f"{driver.python} here, but {_by_host((w.host, f'{w.python} ({w.executable})') for w in others)}"
         return Finding(
-            name="Python",
-            status="problem",
-            seen=f"{driver.python} here, but {_by_host((w.host, f'{w.python} ({w.executable})') for w in others)}",
-            remedy="install the same Python on every host and point PYSPARK_PYTHON at it",
+            "Python", "problem", seen, "install the same Python on every host and point PYSPARK_PYTHON at it"
         )
     paths = sorted({process.executable for process in (workers or [driver])})
     where = "everywhere " if workers else ""
-    return Finding(name="Python", status="ok", seen=f"{driver.python} {where}({_listing(paths)})")
+    return Finding("Python", "ok", f"{driver.python} {where}({_listing(paths)})")
 
 
 def judge_packages(driver: ProcessFacts, workers: Sequence[ProcessFacts]) -> list[Finding]:
     """Every package must be there, in the driver's version: other versions may compute other bits."""
-    findings = []
-    for name in [*driver.versions, *driver.missing]:
-        here = driver.versions.get(name)
-        lacking = [process for process in (driver, *workers) if name in process.missing]
-        others = [worker for worker in workers if worker.versions.get(name, here) != here]
-        if lacking:
-            findings.append(
-                Finding(
-                    name=name,
-                    status="problem",
-                    seen=f"cannot be imported on {_by_host((p.host, p.missing[name]) for p in lacking)}",
-                    remedy="install sparklm with its dependencies there, at the same path on every host, or point "
-                    "PYSPARK_PYTHON at a Python that has them",
-                )
-            )
-        elif others:
-            findings.append(
-                Finding(
-                    name=name,
-                    status="problem",
-                    seen=f"{here} here, but {_by_host((w.host, w.versions[name]) for w in others)}",
-                    remedy=f"install {name}=={here} there; results are the same only with the same versions",
-                )
-            )
-        else:
-            findings.append(Finding(name=name, status="ok", seen=f"{here}{' everywhere' if workers else ''}"))
-    return findings
+    return [_judge_package(name, driver, workers) for name in [*driver.versions, *driver.missing]]
+
+
+def _judge_package(name: str, driver: ProcessFacts, workers: Sequence[ProcessFacts]) -> Finding:
+    here = driver.versions.get(name)
+    lacking = [process for process in (driver, *workers) if name in process.missing]
+    if lacking:
+        seen = f"cannot be imported on {_by_host((p.host, p.missing[name]) for p in lacking)}"
+        remedy = (
+            "install sparklm with its dependencies there, at the same path on every host, or point "
+            "PYSPARK_PYTHON at a Python that has them"
+        )
+        return Finding(name, "problem", seen, remedy)
+    others = [worker for worker in workers if worker.versions[name] != here]
+    if others:
+        seen = f"{here} here, but {_by_host((w.host, w.versions[name]) for w in others)}"
+        remedy = f"install {name}=={here} there; results are the same only with the same versions"
+        return Finding(name, "problem", seen, remedy)
+    return Finding(name, "ok", f"{here}{' everywhere' if workers else ''}")
 
 
 def judge_hosts(processes: Sequence[ProcessFacts]) -> Finding:
@@ -139,7 +120,7 @@ def judge_hosts(processes: Sequence[ProcessFacts]) -> Finding:
         (process.host, f"{count(process.cores, 'core')}, {size(process.memory_bytes, binary=True)}")
         for process in processes
     }
-    return Finding(name="hosts", status="ok", seen=_by_host(shown))
+    return Finding("hosts", "ok", _by_host(shown))
 
 
 def judge_memory(
@@ -153,7 +134,7 @@ def judge_memory(
     available = [process.available_bytes for process in processes if process.available_bytes is not None]
     room = room_for_python(master, properties, min(available, default=None))
     seen, remedy = compare_with_room(room, replica_bytes, replicas_at_once)
-    return Finding(name="memory", status="problem" if remedy else "ok", seen=seen, remedy=remedy)
+    return Finding("memory", "problem" if remedy else "ok", seen, remedy)
 
 
 def judge_threads(threads: int, replicas: int, cores: int) -> Finding:
@@ -161,108 +142,84 @@ def judge_threads(threads: int, replicas: int, cores: int) -> Finding:
     who = "a replica computes" if replicas == 1 else f"{replicas} replicas on one executor compute"
     seen = f"{who} with {count(threads, 'thread')}{'' if replicas == 1 else ' each'}, on {count(cores, 'core')}"
     fitting = max(1, cores // replicas)
-    if threads == fitting or (threads < fitting and threads > 1):
-        return Finding(name="threads", status="ok", seen=seen)
-    return Finding(name="threads", status="warning", seen=seen, remedy=f"use --set training.threads={fitting}")
+    if threads == fitting or 1 < threads < fitting:
+        return Finding("threads", "ok", seen)
+    return Finding("threads", "warning", seen, f"use --set training.threads={fitting}")
 
 
 def judge_exchange(config: Config, cluster: ClusterFacts, num_parameters: int, threads: int) -> list[Finding]:
     """Judge how replicas can sync here, and what Spark's own settings mean for them."""
     findings = []
     if cluster.has_dynamic_allocation:
-        findings.append(
-            Finding(
-                name="dynamic allocation",
-                status="ok",
-                seen="on: executors come and go, so the slots above are only those of now; rounds by storage bear it",
-            )
-        )
-    if cluster.properties.get("spark.speculation", "false").lower() == "true":
-        findings.append(
-            Finding(
-                name="speculation",
-                status="ok",
-                seen="on: Spark may train a slow replica twice, with the same result",
-            )
-        )
+        seen = "on: executors come and go, so the slots above are only those of now; rounds by storage bear it"
+        findings.append(Finding("dynamic allocation", "ok", seen))
+    if cluster.is_on("spark.speculation"):
+        seen = "on: Spark may train a slow replica twice, with the same result"
+        findings.append(Finding("speculation", "ok", seen))
     try:
         exchange = choose_exchange(config, cluster.sync_limits, num_parameters, threads)
     except UserError as error:
         remedy = "use --set distributed.exchange=storage, which works everywhere"
-        return [*findings, Finding(name="exchange", status="problem", seen=str(error), remedy=remedy)]
+        return [*findings, Finding("exchange", "problem", str(error), remedy)]
     obstacle = cluster.sync_limits.why_no_barrier(config.distributed.replicas)
     others = "both exchanges are possible" if obstacle is None else f"no collective: {obstacle}"
-    return [*findings, Finding(name="exchange", status="ok", seen=f"{exchange.kind}: {exchange.reason} ({others})")]
+    return [*findings, Finding("exchange", "ok", f"{exchange.kind}: {exchange.reason} ({others})")]
 
 
 def judge_folder(address: str, driver_problem: str, visits: Sequence[VisitFacts]) -> Finding:
     """The run folder must be one and the same place for the driver and all workers."""
     if driver_problem:
-        remedy = "choose another --run"
-        return Finding(name="run folder", status="problem", seen=f"{address}: {driver_problem}", remedy=remedy)
-    is_local = "://" not in address
+        return Finding("run folder", "problem", f"{address}: {driver_problem}", "choose another --run")
     remedy = (
         "this is a path on a local disk, and every host has its own: use storage that all hosts reach, such as a "
         "shared disk, s3:// or hdfs://"
-        if is_local
+        if "://" not in address
         else "see that every host may read and write there"
     )
     failed = [visit for visit in visits if visit.problem]
     if failed:
         seen = f"{address} is not the same place for {_by_host((v.host, v.problem) for v in failed)}"
-        return Finding(name="run folder", status="problem", seen=seen, remedy=remedy)
+        return Finding("run folder", "problem", seen, remedy)
     lost = sorted({visit.host for visit in visits if not visit.is_seen_by_driver})
     if lost:
-        seen = f"{address}: what {_listing(lost)} wrote cannot be read here"
-        return Finding(name="run folder", status="problem", seen=seen, remedy=remedy)
+        return Finding("run folder", "problem", f"{address}: what {_listing(lost)} wrote cannot be read here", remedy)
     hosts = {visit.host for visit in visits}
     who = f"the driver and {count(len(hosts), 'host')} read what the other wrote" if hosts else "can be written"
-    return Finding(name="run folder", status="ok", seen=f"{address}: {who}")
+    return Finding("run folder", "ok", f"{address}: {who}")
 
 
 def judge_clocks(workers: Sequence[ProcessFacts], asked_at: float, answered_at: float) -> Finding:
     """Clocks must lie, but for some seconds, between question and answer."""
     off = {worker.host: max(asked_at - worker.clock, worker.clock - answered_at) for worker in workers}
-    wrong = {host: seconds for host, seconds in off.items() if seconds > _MOST_CLOCK_SECONDS}
+    wrong = [(host, f"{seconds:.0f} s") for host, seconds in off.items() if seconds > _MOST_CLOCK_SECONDS]
     if wrong:
-        return Finding(
-            name="clocks",
-            status="warning",
-            seen=f"off by {_by_host((host, f'{seconds:.0f} s') for host, seconds in wrong.items())}",
-            remedy="set the clocks by NTP; times in logs and file dates would mislead",
-        )
-    return Finding(name="clocks", status="ok", seen="agree within some seconds")
+        remedy = "set the clocks by NTP; times in logs and file dates would mislead"
+        return Finding("clocks", "warning", f"off by {_by_host(wrong)}", remedy)
+    return Finding("clocks", "ok", "agree within some seconds")
 
 
 def judge_driver_address(cluster: ClusterFacts) -> Finding:
     """Executors elsewhere must be able to call the driver back."""
     address = cluster.driver_host
     if is_loopback(address) and not all(is_loopback(host) for host in cluster.hosts):
-        return Finding(
-            name="driver address",
-            status="problem",
-            seen=f"executors on {_listing(cluster.hosts)} are to call the driver at {address}, which is themselves",
-            remedy="use --set spark.driver.host=ADDRESS with one that they reach, and unset SPARK_LOCAL_IP",
-        )
-    return Finding(name="driver address", status="ok", seen=address)
+        seen = f"executors on {_listing(cluster.hosts)} are to call the driver at {address}, which is themselves"
+        remedy = "use --set spark.driver.host=ADDRESS with one that they reach, and unset SPARK_LOCAL_IP"
+        return Finding("driver address", "problem", seen, remedy)
+    return Finding("driver address", "ok", address)
 
 
 def judge_gpus(processes: Sequence[ProcessFacts], wanted: str) -> Finding:
     """Name the GPUs that torch sees; where one is demanded, every worker must have it."""
     without = sorted({process.host for process in processes if not process.gpus})
     if wanted == "cuda" and without:
-        return Finding(
-            name="GPUs",
-            status="problem",
-            seen=f"training.device=cuda, but torch sees no GPU on {_listing(without)}",
-            remedy="use --set training.device=auto, or install torch with CUDA and a driver there",
-        )
-    found = sorted({(process.host, ", ".join(process.gpus)) for process in processes if process.gpus})
+        seen = f"training.device=cuda, but torch sees no GPU on {_listing(without)}"
+        remedy = "use --set training.device=auto, or install torch with CUDA and a driver there"
+        return Finding("GPUs", "problem", seen, remedy)
+    found = _by_host((process.host, ", ".join(process.gpus)) for process in processes if process.gpus)
     if found and without:
-        seen = f"{_by_host(found)}; none on {_listing(without)}"
         remedy = "replicas on different devices compute different bits: use hosts of one kind, or training.device=cpu"
-        return Finding(name="GPUs", status="warning", seen=seen, remedy=remedy)
-    return Finding(name="GPUs", status="ok", seen=_by_host(found) if found else "none; training on CPUs")
+        return Finding("GPUs", "warning", f"{found}; none on {_listing(without)}", remedy)
+    return Finding("GPUs", "ok", found or "none; training on CPUs")
 
 
 def is_loopback(host: str) -> bool:
@@ -287,10 +244,8 @@ def as_lines(findings: Sequence[Finding]) -> list[str]:
             lines.append(f"{'':<7}  {'':<{width}}  → {finding.remedy}")
     statuses = [finding.status for finding in findings]
     problems, warnings = statuses.count("problem"), statuses.count("warning")
-    return [
-        *lines,
-        f"{count(problems, 'problem')}, {count(warnings, 'warning')}" if problems + warnings else "all is well",
-    ]
+    whole = f"{count(problems, 'problem')}, {count(warnings, 'warning')}" if problems + warnings else "all is well"
+    return [*lines, whole]
 
 
 def _listing(names: Sequence[str], most: int = 5) -> str:

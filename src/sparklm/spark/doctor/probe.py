@@ -60,13 +60,11 @@ def look_around(order: str) -> str:
     return json.dumps(facts)
 
 
-def visit_order(*, folder: str, read: str, write: str, text: str) -> str:
-    """The order for a visit: which file to read in a folder, what it should hold, and which to write."""
-    return json.dumps({"folder": folder, "read": read, "write": write, "text": text})
-
-
 def visit_folder_task(order: str) -> str:
-    """Read, on a worker, the file that the driver wrote, and write one that the driver can read."""
+    """Read, on a worker, the file that the driver wrote, and write one that the driver can read.
+
+    The order names the folder, the file to read in it, the text that this should hold, and the file to write.
+    """
     from sparklm.errors import UserError
     from sparklm.storage import Folder
 

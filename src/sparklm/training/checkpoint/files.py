@@ -112,10 +112,10 @@ def load_slice(folder: Folder, contribution: Contribution, number: int, codec: C
         with safetensors.safe_open(local, framework="pt") as file:
             data = file.get_tensor(str(number))
     else:
-        header_stop = 8 + int.from_bytes(folder.read_range(name, 0, 8), "little")
-        header = json.loads(folder.read_range(name, 8, header_stop))
+        header_stop = 8 + int.from_bytes(folder.read_bytes(name, 0, 8), "little")
+        header = json.loads(folder.read_bytes(name, 8, header_stop))
         start, stop = (header_stop + offset for offset in header[str(number)]["data_offsets"])
-        data = torch.frombuffer(bytearray(folder.read_range(name, start, stop)), dtype=torch.uint8)
+        data = torch.frombuffer(bytearray(folder.read_bytes(name, start, stop)), dtype=torch.uint8)
     _check(folder, name, _tensor_digest(data) == contribution.slice_sha256[number])
     first, last = slice_bounds(contribution.vector_length, len(contribution.slice_sha256))[number]
     return codec.decode(data, first, last - first)
