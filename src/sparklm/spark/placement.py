@@ -79,8 +79,9 @@ class OnSpark:
         cluster, config, replicas = self._cluster(), run.config, run.config.distributed.replicas
         at_once = -(-replicas // max(1, len(cluster.executors)))
         most_slots = max((executor.slots for executor in cluster.executors), default=1)
-        if self._process_bytes is None:
-            self._process_bytes = int(run_tasks(self.session, [""], process_bytes_task)[0])
+        if self._process_bytes is None:  # in as many tasks as will train: torch is loaded everywhere meanwhile
+            orders = [""] * max(1, min(replicas, cluster.slots))
+            self._process_bytes = max(map(int, self.run_tasks(process_bytes_task, orders, "sparklm: measure workers")))
         check_executor_memory(self.session, config, vocab_size, min(at_once, most_slots), self._process_bytes)
         num_parameters = count_parameters(config, vocab_size)
         self._exchange = choose_exchange(config, cluster.sync_limits, num_parameters, run.threads)
