@@ -84,8 +84,7 @@ def generate_tokens(
     trained: TrainedModel, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling
 ) -> Iterator[int]:
     """Generate tokens one by one, until the document ends or there are enough."""
-    reader = _WindowReader(trained) if trained.model.shape.predicts_last_only else _CachedReader(trained)
-    generator = torch.Generator().manual_seed(sampling.seed)
+    reader, generator = _Reader(trained), torch.Generator().manual_seed(sampling.seed)
     tokens = list(prompt)
     for _ in range(max_new_tokens):
         token = choose_token(reader.scores_after(tokens), sampling, generator)
@@ -95,31 +94,25 @@ def generate_tokens(
         tokens.append(token)
 
 
-class _CachedReader:
-    """Reads each token once. When the context is full, it goes on with its newer half: one re-reading per half."""
+class _Reader:
+    """Reads each token once. When the context is full, it goes on with its newer half: one re-reading per half.
+
+    A network that knows only what follows a whole window reads the last window anew for every token.
+    """
 
     def __init__(self, trained: TrainedModel) -> None:
         self._trained, self._cache, self._num_read = trained, Cache(), 0
 
     def scores_after(self, tokens: list[int]) -> Tensor:
         """Score what follows these tokens, which begin with those of the call before."""
-        context_length = self._trained.model.shape.context_length
-        first = max(self._num_read, len(tokens) - context_length)
-        if self._cache.length + len(tokens) - first > context_length:
-            first, self._cache = len(tokens) - max(1, context_length // 2), Cache()
+        shape = self._trained.model.shape
+        if shape.predicts_last_only:
+            return self._trained.scores_after(tokens[-shape.context_length :])
+        first = max(self._num_read, len(tokens) - shape.context_length)
+        if self._cache.length + len(tokens) - first > shape.context_length:
+            first, self._cache = len(tokens) - max(1, shape.context_length // 2), Cache()
         self._num_read = len(tokens)
         return self._trained.scores_after(tokens[first:], self._cache)
-
-
-class _WindowReader:
-    """Reads the last window anew for every token, for networks that know only what follows a whole window."""
-
-    def __init__(self, trained: TrainedModel) -> None:
-        self._trained = trained
-
-    def scores_after(self, tokens: list[int]) -> Tensor:
-        """Score what follows these tokens."""
-        return self._trained.scores_after(tokens[-self._trained.model.shape.context_length :])
 
 
 def generate_text(trained: TrainedModel, prompt: str, max_new_tokens: int, sampling: Sampling) -> GeneratedText:

@@ -81,9 +81,9 @@ class Replica:
                     on_step(self.log.progress(self.step))
         self.pending = round_ if self.strategy.syncs else None
         seconds = time.perf_counter() - begun
-        self.log.add(seconds=seconds, cpu_seconds=time.process_time() - begun_cpu)
-        loss = self.log.totals.last_loss
-        _logger.info("round ends", extra=self.figures(**length, seconds=seconds, loss=loss))
+        self.log.totals.seconds += seconds
+        self.log.totals.cpu_seconds += time.process_time() - begun_cpu
+        _logger.info("round ends", extra=self.figures(**length, seconds=seconds, loss=self.log.totals.last_loss))
         self.strategy.end_round()
 
     def backward(self, windows: Int64Array) -> float:
@@ -92,7 +92,7 @@ class Replica:
             torch.manual_seed(_torch_seed(self.config.training.seed, _DROPOUT, self.step, self.number))
         self.optimizer.zero_grad()
         tally = self._accumulate_gradients(torch.from_numpy(windows).to(self.device))
-        self.log.add_batch(tally, tokens=self.plan.batch_size * self.config.data.window_size)
+        self.log.totals.add_batch(tally, tokens=self.plan.batch_size * self.config.data.window_size)
         self.step += 1
         return tally.loss
 
@@ -106,7 +106,7 @@ class Replica:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), clip).item()
         self.check_finite(loss=self.log.totals.last_loss, gradient_norm=norm, learning_rate=rate)
         self.optimizer.step()
-        self.log.add_update(gradient_norm=norm, learning_rate=rate)
+        self.log.totals.add_update(gradient_norm=norm, learning_rate=rate)
         self.log.add_step(self.step, self.number)
 
     def evaluate(self, on_batch: Callable[[], None] | None = None) -> Tally:
