@@ -16,6 +16,7 @@ from sparklm.models.model_zip import TrainedModel
 from sparklm.text.shards import Dataset
 
 _COLDEST = 1e-6  # below this temperature the likeliest token is taken
+_OPENING_TOKENS, _SEARCHED_TOKENS = 8, 4096  # of a prompt from the dataset; where its beginning is looked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,21 +126,21 @@ def generate_text(trained: TrainedModel, prompt: str, max_new_tokens: int, sampl
 
 
 def prompt_of(generation: GenerationConfig, dataset: Dataset) -> str:
-    """What the samples of a run start with."""
-    return generation.prompt if generation.prompt is not None else opening_of(dataset)
+    """What the samples of a run start with: as set, or the first words of a text that the model was not trained on.
 
-
-def opening_of(dataset: Dataset, length: int = 8, search: int = 4096) -> str:
-    """Take the first words of a document, or else of a paragraph, that the model was not trained on."""
+    The text is a document, or else a paragraph.
+    """
+    if generation.prompt is not None:
+        return generation.prompt
+    tokenizer, length = dataset.tokenizer, _OPENING_TOKENS
     stream = dataset.validation if len(dataset.validation) > length else dataset.train
-    tokens: list[int] = stream.read(0, min(search, len(stream))).tolist()
-    last_start = len(tokens) - length
-    starts = [place + 1 for place, token in enumerate(tokens) if token == dataset.tokenizer.end_of_text]
-    if not starts or starts[0] > last_start:
-        text = dataset.tokenizer.decode(tokens)
+    tokens: list[int] = stream.read(0, min(_SEARCHED_TOKENS, len(stream))).tolist()
+    starts = [place + 1 for place, token in enumerate(tokens) if token == tokenizer.end_of_text]
+    if not starts or starts[0] > len(tokens) - length:
+        text = tokenizer.decode(tokens)
         paragraph = text.partition("\n\n")[2].lstrip() or text
-        tokens, starts = dataset.tokenizer.encode(paragraph[: 20 * length]).tolist(), [0]
-    return dataset.tokenizer.decode(tokens[starts[0] : starts[0] + length])
+        tokens, starts = tokenizer.encode(paragraph[: 20 * length]).tolist(), [0]
+    return tokenizer.decode(tokens[starts[0] : starts[0] + length])
 
 
 def choose_token(scores_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:

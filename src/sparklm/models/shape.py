@@ -5,29 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from sparklm.config import Config
+from sparklm.config.section import Section
 from sparklm.errors import UserError
 from sparklm.models.registry import ARCHITECTURES
 
 Size = Annotated[int, Field(ge=1, lt=2**31)]
 
 
-class Objective(BaseModel):
+class Objective(Section):
     """What a network is trained to predict, and when a prediction counts as right."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     kind: Literal["next_token", "last_token", "embedding"] = "next_token"
     embedding_loss: Literal["mse", "cosine"] = "mse"
     similarity_threshold: float = 0.05
 
 
-class ModelShape(BaseModel):
+class ModelShape(Section):
     """All sizes of a network. Each architecture uses those that it has."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     architecture: str
     objective: Objective = Objective()
     vocab_size: Size

@@ -13,7 +13,6 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import psutil
 import torch
 
 from sparklm.config import Config
@@ -22,6 +21,7 @@ from sparklm.models.build import build_model, model_of_shape
 from sparklm.models.objectives import MOST_SCORES_AT_ONCE, batch_loss
 from sparklm.models.registry import ARCHITECTURES
 from sparklm.models.shape import ModelShape
+from sparklm.training.device import resident_bytes
 from sparklm.training.optim import OPTIMIZERS, build_optimizer
 from sparklm.wording import size
 
@@ -66,7 +66,7 @@ def process_bytes() -> int:
         model = build_model(config, 257)
         batch_loss(model, torch.zeros(2, 9, dtype=torch.int64)).loss.backward()  # type: ignore[no-untyped-call]
         build_optimizer(model, config.training).step()
-    return int(psutil.Process().memory_info().rss)
+    return resident_bytes()
 
 
 def process_bytes_task(order: str) -> str:
