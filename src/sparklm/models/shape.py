@@ -92,9 +92,10 @@ def check_embeddings(shape: Sequence[int], config: Config, vocab_size: int) -> N
     num_tokens, size = shape
     if num_tokens != vocab_size:
         raise UserError(f"the embeddings are for {num_tokens} tokens, but the vocabulary has {vocab_size}")
-    wanted = config.model.width if config.model.needs_embeddings_of_its_width else config.model.embedding_size
+    name = "width" if config.model.needs_embeddings_of_its_width else "embedding_size"
+    wanted = getattr(config.model, name)
     if wanted not in (None, size):
         raise UserError(
             f"the embeddings have size {size}, but the {config.model.architecture} network takes {wanted}; set "
-            f"{'model.width' if config.model.needs_embeddings_of_its_width else 'model.embedding_size'}={size}"
+            f"model.{name}={size}"
         )

@@ -77,6 +77,9 @@ class Strategy(ABC):
         _logger.debug("replica contributes", extra=replica.figures(bytes=num_bytes, seconds=seconds))
         return decoded
 
+    def _contribution(self) -> Tensor:
+        raise NotImplementedError("one replica has nobody to sync with")
+
     @torch.no_grad()
     def apply(self, mean: Tensor) -> None:
         """Go on from the mean of what all replicas contributed in the round just done."""
@@ -89,9 +92,6 @@ class Strategy(ABC):
         replica.log.totals.seconds += seconds
         replica.log.totals.exchanged_bytes += self.codec.encoded_bytes(mean.numel()) + mean_bytes
         _logger.debug("replica applies the mean", extra=replica.figures(bytes=mean_bytes, seconds=seconds))
-
-    def _contribution(self) -> Tensor:
-        raise NotImplementedError("one replica has nobody to sync with")
 
     def _apply(self, mean: Tensor, steps: range) -> None:
         raise NotImplementedError("one replica has nobody to sync with")
