@@ -63,11 +63,7 @@ class Run(RunRecord):
 def create_run(folder: Folder, config: Config, dataset: str, manifest: Manifest, threads: int) -> Run:
     """Begin a run: from here on its settings are fixed."""
     record = RunRecord(
-        run_id=uuid.uuid4().hex,
-        config=config,
-        dataset=dataset,
-        dataset_sha256=manifest.fingerprint,
-        threads=threads,
+        run_id=uuid.uuid4().hex, config=config, dataset=dataset, dataset_sha256=manifest.fingerprint, threads=threads
     )
     folder.write_json(CONFIG, record.model_dump())
     return _placed(record, folder)

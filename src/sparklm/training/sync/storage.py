@@ -159,7 +159,9 @@ def round_task(order: str) -> str:
 
 def _save_contribution(replica: Replica) -> Contribution:
     vector, folder = replica.strategy.contribute(), step_folder(replica.run.folder, replica.step)
-    num_slices = _num_slices(vector.numel(), replica.config.distributed.replicas)
+    replicas = replica.config.distributed.replicas
+    most_slices = min(replicas, _MOST_SLICES, vector.numel() // _SMALLEST_SLICE)
+    num_slices = max(1, most_slices) if replicas > MOST_WITHOUT_SLICES else 1
     return save_contribution(folder, replica.number, vector, replica.strategy.codec, num_slices)
 
 
@@ -170,7 +172,3 @@ def mean_task(order: str) -> str:
     sync = SliceSync.model_validate(folder.read_json(_SYNC))
     slices = (load_slice(folder, contribution, parsed.number, sync.codec) for contribution in sync.contributions)
     return save_mean(folder, parsed.number, ordered_mean(slices)).model_dump_json()
-
-
-def _num_slices(length: int, replicas: int) -> int:
-    return 1 if replicas <= MOST_WITHOUT_SLICES else max(1, min(replicas, _MOST_SLICES, length // _SMALLEST_SLICE))

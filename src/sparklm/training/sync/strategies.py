@@ -42,12 +42,8 @@ class Strategy(ABC):
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
         self.weights = {name: weight for name, weight in replica.model.named_parameters() if weight.requires_grad}
-        self.feedback = ErrorFeedback(
-            Codec(
-                wire_dtype=replica.config.distributed.compress,
-                num_lossy=sum(weight.numel() for weight in self.weights.values()),
-            )
-        )
+        num_weights = sum(weight.numel() for weight in self.weights.values())
+        self.feedback = ErrorFeedback(Codec(wire_dtype=replica.config.distributed.compress, num_lossy=num_weights))
 
     @property
     def codec(self) -> Codec:
