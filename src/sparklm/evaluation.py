@@ -80,18 +80,15 @@ def tally_windows(
     device: torch.device,
     numbers: range,
     on_batch: Callable[[], None] | None = None,
-    batch_size: int = EVALUATION_BATCH_SIZE,
 ) -> Tally:
-    """Score the targets of some of a stream's windows."""
-    was_training = model.training
+    """Score the targets of some of a stream's windows; leaves the model in evaluation mode."""
     model.eval()
     tally = Tally()
-    for first in range(numbers.start, numbers.stop, batch_size):
-        starts = windows.starts(np.arange(first, min(first + batch_size, numbers.stop)))
+    for first in range(numbers.start, numbers.stop, EVALUATION_BATCH_SIZE):
+        starts = windows.starts(np.arange(first, min(first + EVALUATION_BATCH_SIZE, numbers.stop)))
         tally.add(batch_loss(model, torch.from_numpy(stream.windows(starts, windows.window_size)).to(device)))
         if on_batch is not None:
             on_batch()
-    model.train(was_training)
     return tally
 
 

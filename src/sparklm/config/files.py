@@ -61,9 +61,7 @@ def _parse(text: str, suffix: str, address: str) -> Any:
             return tomllib.loads(text)
         if suffix in (".yaml", ".yml"):
             return yaml.safe_load(text) or {}
-        basedir = (
-            None if "://" in address else os.path.dirname(os.path.abspath(address))
-        )  # where includes are looked for
-        return ConfigFactory.parse_string(text, basedir=basedir).as_plain_ordered_dict() if text.strip() else {}
+        includes = None if "://" in address else os.path.dirname(os.path.abspath(address))
+        return ConfigFactory.parse_string(text, basedir=includes).as_plain_ordered_dict() if text.strip() else {}
     except (ValueError, yaml.YAMLError, ParseBaseException, ConfigException) as error:
         raise UserError(f"config file {address} is not valid {suffix[1:]}: {error}") from error

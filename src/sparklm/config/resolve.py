@@ -21,6 +21,7 @@ from sparklm.errors import UserError
 from sparklm.storage import is_answering, split_url
 
 _PROPERTIES = "spark.properties."
+_Layer = tuple[str, Mapping[str, object]]  # where settings come from, and the settings
 _ALTERNATIVES = {"data.stride": "data.overlap", "data.overlap": "data.stride"}
 
 
@@ -31,12 +32,6 @@ class Resolution:
     config: Config
     provenance: Mapping[str, str]
     notes: Sequence[str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Layer:
-    source: str
-    values: Mapping[str, object]
 
 
 def resolve(
@@ -54,22 +49,24 @@ def resolve(
     file_values = read_config_file(config_file) if config_file is not None else {}
     system_key = None if preset or base else next((key for key in SYSTEM_PRESETS if key in file_values), None)
     name = preset or SYSTEM_PRESETS.get(system_key or "", DEFAULT_PRESET)
-    layers = [_Layer(source=base[0], values=flat_settings(base[1]))] if base is not None else []
-    if preset is not None or base is None:
-        layers.append(_Layer(source=f"preset {name}", values=preset_values(name)))
     problems: list[str] = []
-    layers.append(_Layer(source=str(config_file), values=file_values))
-    layers.append(_Layer(source="--set", values=_parse_assignments(assignments, problems)))
-    given = {key: value for key, value in (flags or {}).items() if value is not None}
-    layers.append(_Layer(source="command line", values=given))
+    layers: list[_Layer] = [] if base is None else [(base[0], flat_settings(base[1]))]
+    if preset is not None or base is None:
+        layers.append((f"preset {name}", preset_values(name)))
+    layers += [
+        (str(config_file), file_values),
+        ("--set", _parse_assignments(assignments, problems)),
+        ("command line", {key: value for key, value in (flags or {}).items() if value is not None}),
+    ]
 
-    values, provenance, notes = _merge(layers, problems)
+    master = _master(layers)
+    values, provenance, notes = _merge(layers, master, problems)
     if system_key is not None:
         notes.append(f"{config_file} has {system_key}, so it starts from the preset {name}; --preset chooses another")
-    notes += _drop_impossible_properties(values, provenance)
+    notes += _drop_impossible_properties(values, provenance, master)
     config = _validate(values, provenance, problems)
     chosen = {key: source for key, source in provenance.items() if base is None or source != base[0]}
-    return Resolution(config=config, provenance=provenance, notes=[*notes, *unused_settings(config, chosen)])
+    return Resolution(config=config, provenance=provenance, notes=[*notes, *_unused_settings(config, chosen)])
 
 
 def known_keys() -> dict[str, object]:
@@ -85,7 +82,7 @@ def describe(resolution: Resolution) -> list[tuple[str, object, str, str]]:
     ]
 
 
-def unused_settings(config: Config, provenance: Mapping[str, str]) -> list[str]:
+def _unused_settings(config: Config, provenance: Mapping[str, str]) -> list[str]:
     """Name what was set on purpose but has no effect on this job, so that nobody is misled."""
     architecture, kind, objective = config.model.architecture, config.model.kind, config.objective
     reasons = _unused_sync_settings(config)
@@ -109,60 +106,59 @@ def unused_settings(config: Config, provenance: Mapping[str, str]) -> list[str]:
 
 def _unused_sync_settings(config: Config) -> dict[str, str]:
     """The settings of syncs that do not take place, each with the reason."""
-    chosen = config.distributed.strategy if config.distributed.replicas > 1 else None
+    chosen, is_alone = config.distributed.strategy, config.distributed.replicas == 1
     owners = {
         "averaging": ("averaging_frequency", "average_optimizer"),
         "diloco": ("diloco_steps", "outer_learning_rate", "outer_momentum"),
     }
-    reasons: dict[str, str] = {}
-    for strategy, names in owners.items():
-        if strategy != chosen:
-            why = f"the strategy is {chosen}" if chosen else "one replica has nothing to sync with"
-            reasons |= {f"distributed.{name}": why for name in names}
-    if chosen is None:
-        alone = dict.fromkeys(("strategy", "compress", "exchange"), "one replica has nothing to sync with")
-        reasons |= {f"distributed.{name}": why for name, why in alone.items()}
-    return reasons
+    unused = [name for strategy, names in owners.items() if is_alone or strategy != chosen for name in names]
+    if is_alone:
+        unused += ["strategy", "compress", "exchange"]
+    why = "one replica has nothing to sync with" if is_alone else f"the strategy is {chosen}"
+    return {f"distributed.{name}": why for name in unused}
 
 
-def _merge(layers: Sequence[_Layer], problems: list[str]) -> tuple[dict[str, object], dict[str, str], list[str]]:
+def _master(layers: Sequence[_Layer]) -> str:
+    """The master that is given last, or the default."""
+    given = [item for _, settings in layers for item in settings.items()]
+    masters = [str(value) for key, value in given if translate(key, ("spark.master",)) == "spark.master"]
+    return masters[-1] if masters else Config().spark.master
+
+
+def _merge(
+    layers: Sequence[_Layer], master: str, problems: list[str]
+) -> tuple[dict[str, object], dict[str, str], list[str]]:
     keys = known_keys()
     values: dict[str, object] = {}
     provenance: dict[str, str] = {}
     notes: list[str] = []
-    for layer in layers:
-        skipped = _keys_for_another_place(layer, layers)
-        for rival in [_ALTERNATIVES.get(translate(given, keys) or "", "") for given in layer.values]:
+    for source, settings in layers:
+        skipped = _keys_for_another_place(settings, master)
+        for rival in [_ALTERNATIVES.get(translate(given, keys) or "", "") for given in settings]:
             values.pop(rival, None)  # this layer's takes the place of what was set under the other name
             provenance.pop(rival, None)
-        for given, value in layer.values.items():
+        for given, value in settings.items():
             key = translate(given, keys)
+            if key is None and given.removeprefix("trainingMaster.") in WITHOUT_EFFECT:
+                skipped[given] = WITHOUT_EFFECT[given.removeprefix("trainingMaster.")]
             if given in skipped:
                 notes.append(f"{given} = {value!r} is not used: {skipped[given]}")
-            elif key is None and given.removeprefix("trainingMaster.") in WITHOUT_EFFECT:
-                reason = WITHOUT_EFFECT[given.removeprefix("trainingMaster.")]
-                notes.append(f"{given} = {value!r} is not used: {reason}")
             elif key is None:
-                problems.append(f"{given} = {value!r} ({layer.source}): unknown key{_nearest(given, keys)}")
+                problems.append(f"{given} = {value!r} ({source}): unknown key{_nearest(given, keys)}")
             else:
                 values[key] = value
-                is_own_name = given == key.removeprefix(_PROPERTIES) or given == key
-                provenance[key] = layer.source if is_own_name else f"{layer.source}, as {given}"
+                is_own_name = given in (key, key.removeprefix(_PROPERTIES))
+                provenance[key] = source if is_own_name else f"{source}, as {given}"
     return values, provenance, notes
 
 
-def _keys_for_another_place(layer: _Layer, layers: Sequence[_Layer]) -> dict[str, str]:
+def _keys_for_another_place(settings: Mapping[str, object], master: str) -> dict[str, str]:
     """The addresses that do not fit the master, local or on S3, where a file has both; with the reason."""
-    master = "local[*]"
-    for other in layers:
-        for given, value in other.values.items():
-            if translate(given, ("spark.master",)) == "spark.master":
-                master = str(value)
     is_cluster = not master.startswith("local") and master != "none"
     skipped: dict[str, str] = {}
     for cluster_key, key in CLUSTER_ALIASES.items():
-        local_keys = [given for given in layer.values if ALIASES.get(given) == key]
-        if cluster_key in layer.values and local_keys:
+        local_keys = [given for given in settings if ALIASES.get(given) == key]
+        if cluster_key in settings and local_keys:
             if is_cluster:
                 skipped |= {given: f"{cluster_key} is, because the master is {master}" for given in local_keys}
             else:
@@ -170,32 +166,26 @@ def _keys_for_another_place(layer: _Layer, layers: Sequence[_Layer]) -> dict[str
     return skipped
 
 
-def _drop_impossible_properties(values: dict[str, object], provenance: dict[str, str]) -> list[str]:
+def _drop_impossible_properties(values: dict[str, object], provenance: dict[str, str], master: str) -> list[str]:
     """Take out Spark settings that cannot be meant literally here; returns what is used instead."""
-    notes = []
-    master = str(values.get("spark.master", Config().spark.master))
-    local_directory = values.get(f"{_PROPERTIES}spark.local.dir")
-    if local_directory is not None and split_url(str(local_directory))[0] != "file":
-        del values[f"{_PROPERTIES}spark.local.dir"], provenance[f"{_PROPERTIES}spark.local.dir"]
-        notes.append(
-            f"spark.local.dir = {local_directory!r} is not used: Spark keeps scratch files on local disks only; "
-            "using its own default"
-        )
-    default_folder = f"{_PROPERTIES}spark.hadoop.fs.defaultFS"
+    reasons: dict[str, str] = {}
+    scratch, jars = f"{_PROPERTIES}spark.local.dir", f"{_PROPERTIES}spark.jars"
+    if values.get(scratch) is not None and split_url(str(values[scratch]))[0] != "file":
+        reasons[scratch] = "Spark keeps scratch files on local disks only; using its own default"
     for key, instead in (
-        (default_folder, "paths without a protocol are on local disks"),
+        (f"{_PROPERTIES}spark.hadoop.fs.defaultFS", "paths without a protocol are on local disks"),
         ("spark.event_log", "there will be no event log"),
     ):
         address = str(values.get(key) or "")
         if split_url(address)[0] == "hdfs" and not is_answering(address):
-            is_sparks_name = provenance[key].endswith("spark.eventLog.dir")
-            name = "spark.eventLog.dir" if is_sparks_name else key.removeprefix(_PROPERTIES)
-            del values[key], provenance[key]
-            notes.append(f"{name} = {address!r} is not used: it does not answer; {instead}")
-    jars = values.get(f"{_PROPERTIES}spark.jars")
-    if jars is not None and master.startswith("local") and split_url(str(jars))[0] != "file":
-        del values[f"{_PROPERTIES}spark.jars"], provenance[f"{_PROPERTIES}spark.jars"]
-        notes.append(f"spark.jars = {jars!r} is not used: sparklm is Python and needs no jar with master {master}")
+            reasons[key] = f"it does not answer; {instead}"
+    if values.get(jars) is not None and master.startswith("local") and split_url(str(values[jars]))[0] != "file":
+        reasons[jars] = f"sparklm is Python and needs no jar with master {master}"
+    notes = []
+    for key, reason in reasons.items():
+        value, source = values.pop(key), provenance.pop(key)
+        name = "spark.eventLog.dir" if source.endswith("spark.eventLog.dir") else key.removeprefix(_PROPERTIES)
+        notes.append(f"{name} = {value!r} is not used: {reason}")
     return notes
 
 

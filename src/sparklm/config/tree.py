@@ -40,8 +40,7 @@ class DataConfig(Section):
         None, description="tokens neighbouring windows share, instead of stride"
     )
     format: NonEmptyText = Field(
-        AUTO,
-        description=f"{', '.join(format_names())}, or one that Spark reads (orc, delta, iceberg, …)",
+        AUTO, description=f"{', '.join(format_names())}, or one that Spark reads (orc, delta, iceberg, …)"
     )
     table: NonEmptyText | None = Field(None, description="table of Spark's catalog, instead of a corpus")
     windows: Literal["auto", "stream", "documents"] = Field(

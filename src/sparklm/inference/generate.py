@@ -16,6 +16,7 @@ from sparklm.models.model_zip import TrainedModel
 from sparklm.text.shards import Dataset
 
 _COLDEST = 1e-6  # below this temperature the likeliest token is taken
+_OPENING_TOKENS, _SEARCHED_TOKENS = 8, 4096  # of a prompt from the dataset; where its beginning is looked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +85,7 @@ def generate_tokens(
     trained: TrainedModel, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling
 ) -> Iterator[int]:
     """Generate tokens one by one, until the document ends or there are enough."""
-    reader = _WindowReader(trained) if trained.model.shape.predicts_last_only else _CachedReader(trained)
-    generator = torch.Generator().manual_seed(sampling.seed)
+    reader, generator = _Reader(trained), torch.Generator().manual_seed(sampling.seed)
     tokens = list(prompt)
     for _ in range(max_new_tokens):
         token = choose_token(reader.scores_after(tokens), sampling, generator)
@@ -95,31 +95,25 @@ def generate_tokens(
         tokens.append(token)
 
 
-class _CachedReader:
-    """Reads each token once. When the context is full, it goes on with its newer half: one re-reading per half."""
+class _Reader:
+    """Reads each token once. When the context is full, it goes on with its newer half: one re-reading per half.
+
+    A network that knows only what follows a whole window reads the last window anew for every token.
+    """
 
     def __init__(self, trained: TrainedModel) -> None:
         self._trained, self._cache, self._num_read = trained, Cache(), 0
 
     def scores_after(self, tokens: list[int]) -> Tensor:
         """Score what follows these tokens, which begin with those of the call before."""
-        context_length = self._trained.model.shape.context_length
-        first = max(self._num_read, len(tokens) - context_length)
-        if self._cache.length + len(tokens) - first > context_length:
-            first, self._cache = len(tokens) - max(1, context_length // 2), Cache()
+        shape = self._trained.model.shape
+        if shape.predicts_last_only:
+            return self._trained.scores_after(tokens[-shape.context_length :])
+        first = max(self._num_read, len(tokens) - shape.context_length)
+        if self._cache.length + len(tokens) - first > shape.context_length:
+            first, self._cache = len(tokens) - max(1, shape.context_length // 2), Cache()
         self._num_read = len(tokens)
         return self._trained.scores_after(tokens[first:], self._cache)
-
-
-class _WindowReader:
-    """Reads the last window anew for every token, for networks that know only what follows a whole window."""
-
-    def __init__(self, trained: TrainedModel) -> None:
-        self._trained = trained
-
-    def scores_after(self, tokens: list[int]) -> Tensor:
-        """Score what follows these tokens."""
-        return self._trained.scores_after(tokens[-self._trained.model.shape.context_length :])
 
 
 def generate_text(trained: TrainedModel, prompt: str, max_new_tokens: int, sampling: Sampling) -> GeneratedText:
@@ -132,21 +126,21 @@ def generate_text(trained: TrainedModel, prompt: str, max_new_tokens: int, sampl
 
 
 def prompt_of(generation: GenerationConfig, dataset: Dataset) -> str:
-    """What the samples of a run start with."""
-    return generation.prompt if generation.prompt is not None else opening_of(dataset)
+    """What the samples of a run start with: as set, or the first words of a text that the model was not trained on.
 
-
-def opening_of(dataset: Dataset, length: int = 8, search: int = 4096) -> str:
-    """Take the first words of a document, or else of a paragraph, that the model was not trained on."""
+    The text is a document, or else a paragraph.
+    """
+    if generation.prompt is not None:
+        return generation.prompt
+    tokenizer, length = dataset.tokenizer, _OPENING_TOKENS
     stream = dataset.validation if len(dataset.validation) > length else dataset.train
-    tokens: list[int] = stream.read(0, min(search, len(stream))).tolist()
-    last_start = len(tokens) - length
-    starts = [place + 1 for place, token in enumerate(tokens) if token == dataset.tokenizer.end_of_text]
-    if not starts or starts[0] > last_start:
-        text = dataset.tokenizer.decode(tokens)
+    tokens: list[int] = stream.read(0, min(_SEARCHED_TOKENS, len(stream))).tolist()
+    starts = [place + 1 for place, token in enumerate(tokens) if token == tokenizer.end_of_text]
+    if not starts or starts[0] > len(tokens) - length:
+        text = tokenizer.decode(tokens)
         paragraph = text.partition("\n\n")[2].lstrip() or text
-        tokens, starts = dataset.tokenizer.encode(paragraph[: 20 * length]).tolist(), [0]
-    return dataset.tokenizer.decode(tokens[starts[0] : starts[0] + length])
+        tokens, starts = tokenizer.encode(paragraph[: 20 * length]).tolist(), [0]
+    return tokenizer.decode(tokens[starts[0] : starts[0] + length])
 
 
 def choose_token(scores_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:

@@ -19,6 +19,17 @@ from sparklm.models.embedding import rotate, rotation_table
 from sparklm.models.network import LanguageModel
 from sparklm.models.shape import ModelShape, Objective
 
+# Sizes in the words of Qwen3's config.json, and in ours.
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "width",
+    "intermediate_size": "feedforward_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "head_dim": "head_size",
+}
+
 
 class RmsNorm(nn.Module):
     """Scale vectors to unit root mean square, then by a learned weight."""
@@ -150,13 +161,7 @@ class Gpt(LanguageModel):
         return {
             "architectures": ["Qwen3ForCausalLM"],
             "model_type": "qwen3",
-            "vocab_size": shape.vocab_size,
-            "hidden_size": shape.width,
-            "intermediate_size": shape.feedforward_size,
-            "num_hidden_layers": shape.num_layers,
-            "num_attention_heads": shape.num_heads,
-            "num_key_value_heads": shape.num_kv_heads,
-            "head_dim": shape.head_size,
+            **{theirs: getattr(shape, ours) for theirs, ours in _SIZES.items()},
             "hidden_act": "silu",
             "max_position_embeddings": shape.context_length,
             "rms_norm_eps": shape.norm_epsilon,
@@ -177,15 +182,9 @@ class Gpt(LanguageModel):
         return ModelShape(
             architecture="gpt",
             objective=Objective(kind=config.get("sparklm_objective", "next_token")),
-            vocab_size=int(config["vocab_size"]),
-            context_length=int(config["max_position_embeddings"]),
-            num_layers=int(config["num_hidden_layers"]),
-            width=int(config["hidden_size"]),
+            **{ours: int(config[theirs]) for theirs, ours in _SIZES.items()},
             embedding_size=int(config["hidden_size"]),
-            num_heads=int(config["num_attention_heads"]),
-            num_kv_heads=int(config["num_key_value_heads"]),
-            head_size=int(config["head_dim"]),
-            feedforward_size=int(config["intermediate_size"]),
+            context_length=int(config["max_position_embeddings"]),
             positions="rotary",
             tie_embeddings=bool(config["tie_word_embeddings"]),
             rope_base=float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),

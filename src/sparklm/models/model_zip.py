@@ -34,12 +34,8 @@ from sparklm.models.shape import ModelShape
 from sparklm.storage import split_address
 from sparklm.text.tokenizer import Tokenizer
 
-_CONFIG, _WEIGHTS, _TOKENIZER, _TOKENIZER_CONFIG = (
-    "config.json",
-    "model.safetensors",
-    "tokenizer.json",
-    "tokenizer_config.json",
-)
+_CONFIG, _WEIGHTS = "config.json", "model.safetensors"
+_TOKENIZER, _TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 _SMALL_MEMBER_LIMIT = 256 * 2**20
 _LONGEST_CONTEXT = 2**20
 

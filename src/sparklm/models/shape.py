@@ -5,29 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from sparklm.config import Config
+from sparklm.config.section import Section
 from sparklm.errors import UserError
 from sparklm.models.registry import ARCHITECTURES
 
 Size = Annotated[int, Field(ge=1, lt=2**31)]
 
 
-class Objective(BaseModel):
+class Objective(Section):
     """What a network is trained to predict, and when a prediction counts as right."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     kind: Literal["next_token", "last_token", "embedding"] = "next_token"
     embedding_loss: Literal["mse", "cosine"] = "mse"
     similarity_threshold: float = 0.05
 
 
-class ModelShape(BaseModel):
+class ModelShape(Section):
     """All sizes of a network. Each architecture uses those that it has."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     architecture: str
     objective: Objective = Objective()
     vocab_size: Size
@@ -93,9 +92,10 @@ def check_embeddings(shape: Sequence[int], config: Config, vocab_size: int) -> N
     num_tokens, size = shape
     if num_tokens != vocab_size:
         raise UserError(f"the embeddings are for {num_tokens} tokens, but the vocabulary has {vocab_size}")
-    wanted = config.model.width if config.model.needs_embeddings_of_its_width else config.model.embedding_size
+    name = "width" if config.model.needs_embeddings_of_its_width else "embedding_size"
+    wanted = getattr(config.model, name)
     if wanted not in (None, size):
         raise UserError(
             f"the embeddings have size {size}, but the {config.model.architecture} network takes {wanted}; set "
-            f"{'model.width' if config.model.needs_embeddings_of_its_width else 'model.embedding_size'}={size}"
+            f"model.{name}={size}"
         )

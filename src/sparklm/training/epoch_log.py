@@ -24,7 +24,6 @@ _NO_GRADIENT_YET = 1e308  # larger than any; JSON has no infinity
 class EpochTotals(BaseModel):
     """Sums over the steps of an epoch so far; part of every checkpoint, so that a resumed epoch is counted whole."""
 
-    model_config = ConfigDict(frozen=True)
     steps: int = 0
     tokens: int = 0
     loss_sum: float = 0.0
@@ -44,41 +43,29 @@ class EpochTotals(BaseModel):
     cpu_seconds: float = 0.0
     phases: dict[Phase, float] = {}  # seconds
 
-    def with_step(self, *, loss: float, correct: int, nearest: int, targets: int, tokens: int) -> EpochTotals:
-        """Count one more batch and what was right in it."""
-        return self.model_copy(
-            update={
-                "steps": self.steps + 1,
-                "tokens": self.tokens + tokens,
-                "loss_sum": self.loss_sum + loss,
-                "targets": self.targets + targets,
-                "correct": self.correct + correct,
-                "nearest": self.nearest + nearest,
-                "last_loss": loss,
-            }
-        )
+    def add_batch(self, tally: Tally, tokens: int) -> None:
+        """Count the batch of a step, and what was right in it."""
+        self.steps += 1
+        self.tokens += tokens
+        self.loss_sum += tally.loss
+        self.targets += tally.targets
+        self.correct += tally.correct
+        self.nearest += tally.nearest
+        self.last_loss = tally.loss
 
-    def with_update(self, *, gradient_norm: float, learning_rate: float) -> EpochTotals:
-        """Count one more change of the weights."""
-        return self.model_copy(
-            update={
-                "updates": self.updates + 1,
-                "gradient_sum": self.gradient_sum + gradient_norm,
-                "gradient_square_sum": self.gradient_square_sum + gradient_norm**2,
-                "gradient_max": max(self.gradient_max, gradient_norm),
-                "gradient_min": min(self.gradient_min, gradient_norm),
-                "learning_rate": learning_rate,
-                "last_gradient_norm": gradient_norm,
-            }
-        )
+    def add_update(self, *, gradient_norm: float, learning_rate: float) -> None:
+        """Count a change of the weights."""
+        self.updates += 1
+        self.gradient_sum += gradient_norm
+        self.gradient_square_sum += gradient_norm**2
+        self.gradient_max = max(self.gradient_max, gradient_norm)
+        self.gradient_min = min(self.gradient_min, gradient_norm)
+        self.learning_rate = learning_rate
+        self.last_gradient_norm = gradient_norm
 
-    def plus(self, **sums: float) -> EpochTotals:
-        """Add to some of the sums."""
-        return self.model_copy(update={name: getattr(self, name) + value for name, value in sums.items()})
-
-    def with_phases(self, seconds: Mapping[Phase, float]) -> EpochTotals:
+    def add_phases(self, seconds: Mapping[Phase, float]) -> None:
         """Add to the times of phases."""
-        return self.model_copy(update={"phases": add_phases([self.phases, seconds])})
+        self.phases = add_phases([self.phases, seconds])
 
     @classmethod
     def of_all(cls, replicas: Sequence[EpochTotals], *, in_turn: bool) -> EpochTotals:
@@ -168,22 +155,8 @@ class EpochLog:
 
     def snapshot(self) -> EpochSnapshot:
         """The log so far, with the times that were measured since the last snapshot."""
-        self.totals = self.totals.with_phases(self.clock.take())
+        self.totals.add_phases(self.clock.take())
         return EpochSnapshot(totals=self.totals, steps=self._steps)
-
-    def add_batch(self, tally: Tally, tokens: int) -> None:
-        """Count the batch of a step, and what was right in it."""
-        self.totals = self.totals.with_step(
-            loss=tally.loss, correct=tally.correct, nearest=tally.nearest, targets=tally.targets, tokens=tokens
-        )
-
-    def add_update(self, *, gradient_norm: float, learning_rate: float) -> None:
-        """Count an update of the weights."""
-        self.totals = self.totals.with_update(gradient_norm=gradient_norm, learning_rate=learning_rate)
-
-    def add(self, **sums: float) -> None:
-        """Add to some of the sums."""
-        self.totals = self.totals.plus(**sums)
 
     def add_step(self, step: int, replica: int) -> None:
         """Keep a line of the step just done for steps.jsonl, if it is its turn.

@@ -53,10 +53,9 @@ def fit(
         work = placement.train(run, ahead, protect=_best_step(plan, records))
         end = placement.evaluate(run, epoch, ahead[-1].stop)
         now = time.monotonic()
-        totals = end.totals.with_phases({"reduce": work.reduce_seconds})
+        end.totals.add_phases({"reduce": work.reduce_seconds})
         figures = placement.epoch_figures(run, epoch)
-        end, retries = end.model_copy(update={"totals": totals}), work.retries + end.retries
-        recorder.add(epoch, now - epoch_began, end, figures, cpu.read(), retries)
+        recorder.add(epoch, now - epoch_began, end, figures, cpu.read(), work.retries + end.retries)
         stopped_early, epoch_began = should_stop(records, patience), now
     best_step = _best_step(plan, records)
     prune_checkpoints(run.folder, run.config.training.keep_checkpoints, protect=best_step)

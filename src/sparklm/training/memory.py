@@ -13,7 +13,6 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import psutil
 import torch
 
 from sparklm.config import Config
@@ -22,6 +21,7 @@ from sparklm.models.build import build_model, model_of_shape
 from sparklm.models.objectives import MOST_SCORES_AT_ONCE, batch_loss
 from sparklm.models.registry import ARCHITECTURES
 from sparklm.models.shape import ModelShape
+from sparklm.training.device import resident_bytes
 from sparklm.training.optim import OPTIMIZERS, build_optimizer
 from sparklm.wording import size
 
@@ -38,37 +38,17 @@ _COPIES_OF_SCORES = 3
 class MemoryEstimate:
     """Bytes, part by part. All parts are counted as if they were needed at once."""
 
-    process: int  # Python, torch, sparklm
-    weights: int
-    gradients: int
-    optimizer: int  # its state, and its working space
-    average: int  # of the weights, where one is kept
-    exchange: int  # vectors of a sync
-    activations: int  # what a batch leaves in the layers, and its scores
-    checkpoint: int  # copies of the state while it is written
     num_parameters: int
+    parts: Mapping[str, int]
 
     @property
     def total(self) -> int:
         """All parts together."""
-        return sum(self._parts.values())
-
-    @property
-    def _parts(self) -> Mapping[str, int]:
-        return {
-            "Python and torch": self.process,
-            "weights": self.weights,
-            "gradients": self.gradients,
-            "optimizer": self.optimizer,
-            "averaged weights": self.average,
-            "exchange": self.exchange,
-            "activations of a batch": self.activations,
-            "checkpoint": self.checkpoint,
-        }
+        return sum(self.parts.values())
 
     def describe(self) -> list[str]:
         """The whole, then every part that is not nothing, for people."""
-        parts = [f"  {name}: {size(part, binary=True)}" for name, part in self._parts.items() if part]
+        parts = [f"  {name}: {size(part, binary=True)}" for name, part in self.parts.items() if part]
         whole = size(self.total, binary=True)
         return [f"a replica of {self.num_parameters:,} parameters needs about {whole}", *parts]
 
@@ -86,7 +66,7 @@ def process_bytes() -> int:
         model = build_model(config, 257)
         batch_loss(model, torch.zeros(2, 9, dtype=torch.int64)).loss.backward()  # type: ignore[no-untyped-call]
         build_optimizer(model, config.training).step()
-    return int(psutil.Process().memory_info().rss)
+    return resident_bytes()
 
 
 def process_bytes_task(order: str) -> str:
@@ -103,15 +83,17 @@ def estimate_replica_bytes(config: Config, vocab_size: int, process_bytes: int) 
     learned = _FLOAT * sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     average = weights if config.training.ema_decay is not None else 0
     return MemoryEstimate(
-        process=process_bytes,
-        weights=weights,
-        gradients=learned,
-        optimizer=(kind.state_floats + kind.working_floats) * learned,
-        average=average,
-        exchange=_VECTORS_OF_A_SYNC * weights if config.distributed.replicas > 1 else 0,
-        activations=_FLOAT * (_activation_floats(config, shape) + _score_floats(config, shape)),
-        checkpoint=_COPIES_OF_A_CHECKPOINT * (weights + kind.state_floats * learned + average),
         num_parameters=weights // _FLOAT,
+        parts={
+            "Python and torch": process_bytes,
+            "weights": weights,
+            "gradients": learned,
+            "optimizer": (kind.state_floats + kind.working_floats) * learned,
+            "averaged weights": average,
+            "exchange": _VECTORS_OF_A_SYNC * weights if config.distributed.replicas > 1 else 0,
+            "activations of a batch": _FLOAT * (_activation_floats(config, shape) + _score_floats(config, shape)),
+            "checkpoint": _COPIES_OF_A_CHECKPOINT * (weights + kind.state_floats * learned + average),
+        },
     )
 
 

@@ -12,8 +12,8 @@ import io
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, Any
 
 import psutil
 from pydantic import BaseModel, ConfigDict
@@ -63,12 +63,13 @@ class EpochFacts:
 Figure = float | int | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Column:
     """A column of metrics.csv."""
 
     label: str  # what people call it
     join: Callable[[EpochFacts], Figure]
+    _: KW_ONLY
     unit: str = ""
     form: str = ",.5g"  # how people see it
     group: str = ""  # the chart or table of a report that it belongs to: final, gradients, memory, cpu, phases, spark
@@ -84,35 +85,36 @@ class Column:
         return number(round(figure) if figure is not None and self.form.endswith("d") else figure, self.form)
 
 
-def _spark(
-    label: str, name: str, *, unit: str, group: str = "spark", form: str = ",.5g", short: bool = False
-) -> Column:
+def _training(label: str, name: str, **rest: Any) -> Column:
+    """A figure as the replicas measured it."""
+    return Column(label, lambda facts: getattr(facts.totals, name), **rest)
+
+
+def _spark(label: str, name: str, unit: str = "", group: str = "spark", **rest: Any) -> Column:
     """A figure as Spark gives it."""
-
-    def join(facts: EpochFacts) -> Figure:
-        value: Figure = getattr(facts.cluster, name)
-        return value
-
-    return Column(label=label, unit=unit, group=group, form=form, in_summary=short, join=join)
+    return Column(label, lambda facts: getattr(facts.cluster, name), unit=unit, group=group, **rest)
 
 
 def _phase(phase: Phase, label: str) -> Column:
     """The time of a phase."""
-    return Column(label=label, unit="ms", group="phases", join=lambda facts: 1000 * facts.totals.phases.get(phase, 0.0))
+    return Column(label, lambda facts: 1000 * facts.totals.phases.get(phase, 0.0), unit="ms", group="phases")
 
 
-def _validation(label: str, join: Callable[[Evaluation], Figure], *, form: str, group: str = "") -> Column:
+def _validation(label: str, name: str, form: str = ".4f", group: str = "") -> Column:
     """A figure of the validation text, where there is one."""
-    return Column(
-        label=label,
-        form=form,
-        group=group,
-        in_summary=True,
-        join=lambda facts: join(facts.validation) if facts.validation else None,
-    )
+
+    def join(facts: EpochFacts) -> Any:
+        return None if facts.validation is None else getattr(facts.validation, name)
+
+    return Column(label, join, form=form, group=group, in_summary=True)
+
+
+def _cpu_load(label: str, place: int) -> Column:
+    return Column(label, lambda facts: facts.cpu_loads and facts.cpu_loads[place], unit="%", group="cpu")
 
 
 def _overhead_ms(facts: EpochFacts) -> float:
+    """The rest of the epoch: tasks that start, replicas that wait."""
     return max(0.0, 1000 * (facts.seconds - sum(facts.totals.phases.values())))
 
 
@@ -127,113 +129,57 @@ def _bits_per_byte(facts: EpochFacts) -> float | None:
     return facts.validation.bits_per_byte(facts.bytes_per_token)
 
 
+def _gpu_memory_mb(facts: EpochFacts) -> float | None:
+    return None if facts.gpu_memory_bytes is None else facts.gpu_memory_bytes / 2**20
+
+
 class EpochRecord(BaseModel):
     """One line of metrics.csv. Field order is column order."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
-    Epoch: Annotated[int, Column(label="epoch", form="d", in_summary=True, join=lambda facts: facts.epoch + 1)]
+    Epoch: Annotated[int, Column("epoch", lambda facts: facts.epoch + 1, form="d", in_summary=True)]
     TimeStamp: Annotated[
-        int, Column(label="time", unit="ms", form=",d", in_summary=True, join=lambda facts: round(facts.seconds * 1000))
+        int, Column("time", lambda facts: round(facts.seconds * 1000), unit="ms", form=",d", in_summary=True)
     ]
-    TrainingLoss: Annotated[
-        float,
-        Column(label="training loss", form=".4f", group="final", in_summary=True, join=lambda facts: facts.totals.loss),
-    ]
-    TrainingAccuracy: Annotated[
-        float, Column(label="accuracy", form=".4f", in_summary=True, join=lambda facts: facts.totals.accuracy)
-    ]
-    ValidationAccuracy: Annotated[
-        float | None, _validation("validation accuracy", lambda found: found.accuracy, form=".4f")
-    ]
+    TrainingLoss: Annotated[float, _training("training loss", "loss", form=".4f", group="final", in_summary=True)]
+    TrainingAccuracy: Annotated[float, _training("accuracy", "accuracy", form=".4f", in_summary=True)]
+    ValidationAccuracy: Annotated[float | None, _validation("validation accuracy", "accuracy")]
     meanGradientMagnitude: Annotated[
-        float,
-        Column(
-            label="mean gradient norm",
-            form=".4f",
-            group="gradients",
-            in_summary=True,
-            join=lambda facts: facts.totals.gradient_mean,
-        ),
+        float, _training("mean gradient norm", "gradient_mean", form=".4f", group="gradients", in_summary=True)
     ]
-    maxGradientMagnitude: Annotated[
-        float, Column(label="largest gradient norm", group="gradients", join=lambda facts: facts.totals.gradient_max)
-    ]
-    minGradientMagnitude: Annotated[
-        float, Column(label="smallest gradient norm", group="gradients", join=lambda facts: facts.totals.gradient_min)
-    ]
-    gradientVariance: Annotated[
-        float, Column(label="variance of the gradient norm", join=lambda facts: facts.totals.gradient_variance)
-    ]
-    LearningRate: Annotated[float, Column(label="learning rate", join=lambda facts: facts.totals.learning_rate)]
-    UsedMemoryMB: Annotated[float | None, _spark("driver JVM, used", "used_memory_mb", unit="MB", group="memory")]
-    TotalMemoryMB: Annotated[float | None, _spark("driver JVM, total", "total_memory_mb", unit="MB", group="memory")]
-    MaxMemoryMB: Annotated[float | None, _spark("driver JVM, limit", "max_memory_mb", unit="MB", group="")]
-    totalShuffleReadBytes: Annotated[int | None, _spark("shuffle read", "shuffle_read_bytes", unit="bytes", form=",d")]
-    totalShuffleWriteBytes: Annotated[
-        int | None, _spark("shuffle written", "shuffle_write_bytes", unit="bytes", form=",d")
-    ]
-    maxTaskDuration: Annotated[float | None, _spark("longest task", "max_task_ms", unit="ms")]
-    minTaskDuration: Annotated[float | None, _spark("shortest task", "min_task_ms", unit="ms")]
-    avgTaskDuration: Annotated[float | None, _spark("mean task", "mean_task_ms", unit="ms")]
-    failedTaskCount: Annotated[int | None, _spark("failed tasks", "failed_tasks", unit="", form="d", short=True)]
-    processCpuLoad: Annotated[
-        float | None,
-        Column(
-            label="driver process, of all cores",
-            unit="%",
-            group="cpu",
-            join=lambda facts: facts.cpu_loads and facts.cpu_loads[0],
-        ),
-    ]
-    systemCpuLoad: Annotated[
-        float | None,
-        Column(
-            label="machine, of all cores",
-            unit="%",
-            group="cpu",
-            join=lambda facts: facts.cpu_loads and facts.cpu_loads[1],
-        ),
-    ]
+    maxGradientMagnitude: Annotated[float, _training("largest gradient norm", "gradient_max", group="gradients")]
+    minGradientMagnitude: Annotated[float, _training("smallest gradient norm", "gradient_min", group="gradients")]
+    gradientVariance: Annotated[float, _training("variance of the gradient norm", "gradient_variance")]
+    LearningRate: Annotated[float, _training("learning rate", "learning_rate")]
+    UsedMemoryMB: Annotated[float | None, _spark("driver JVM, used", "used_memory_mb", "MB", group="memory")]
+    TotalMemoryMB: Annotated[float | None, _spark("driver JVM, total", "total_memory_mb", "MB", group="memory")]
+    MaxMemoryMB: Annotated[float | None, _spark("driver JVM, limit", "max_memory_mb", "MB", group="")]
+    totalShuffleReadBytes: Annotated[int | None, _spark("shuffle read", "shuffle_read_bytes", "bytes", form=",d")]
+    totalShuffleWriteBytes: Annotated[int | None, _spark("shuffle written", "shuffle_write_bytes", "bytes", form=",d")]
+    maxTaskDuration: Annotated[float | None, _spark("longest task", "max_task_ms", "ms")]
+    minTaskDuration: Annotated[float | None, _spark("shortest task", "min_task_ms", "ms")]
+    avgTaskDuration: Annotated[float | None, _spark("mean task", "mean_task_ms", "ms")]
+    failedTaskCount: Annotated[int | None, _spark("failed tasks", "failed_tasks", form="d", in_summary=True)]
+    processCpuLoad: Annotated[float | None, _cpu_load("driver process, of all cores", 0)]
+    systemCpuLoad: Annotated[float | None, _cpu_load("machine, of all cores", 1)]
     # ours
-    ValidationLoss: Annotated[
-        float | None, _validation("validation loss", lambda found: found.loss, form=".4f", group="final")
-    ]
-    Perplexity: Annotated[
-        float | None, _validation("perplexity", lambda found: found.perplexity, form=",.2f", group="final")
-    ]
-    Tokens: Annotated[int, Column(label="training tokens", form=",d", join=lambda facts: facts.totals.tokens)]
-    TokensPerSecond: Annotated[float, Column(label="tokens/s", form=",.0f", in_summary=True, join=_tokens_per_second)]
+    ValidationLoss: Annotated[float | None, _validation("validation loss", "loss", group="final")]
+    Perplexity: Annotated[float | None, _validation("perplexity", "perplexity", form=",.2f", group="final")]
+    Tokens: Annotated[int, _training("training tokens", "tokens", form=",d")]
+    TokensPerSecond: Annotated[float, Column("tokens/s", _tokens_per_second, form=",.0f", in_summary=True)]
     PythonRssMB: Annotated[
         float,
-        Column(
-            label="Python worker, resident",
-            unit="MB",
-            group="memory",
-            join=lambda facts: facts.python_rss_bytes / 2**20,
-        ),
+        Column("Python worker, resident", lambda facts: facts.python_rss_bytes / 2**20, unit="MB", group="memory"),
     ]
-    TrainingTop1Accuracy: Annotated[
-        float | None, Column(label="top-1 accuracy", form=".4f", join=lambda facts: facts.totals.nearest_accuracy)
-    ] = None
-    ValidationTop1Accuracy: Annotated[
-        float | None, _validation("validation top-1 accuracy", lambda found: found.nearest_accuracy, form=".4f")
-    ] = None
+    TrainingTop1Accuracy: Annotated[float | None, _training("top-1 accuracy", "nearest_accuracy", form=".4f")] = None
+    ValidationTop1Accuracy: Annotated[float | None, _validation("validation top-1 accuracy", "nearest_accuracy")] = None
     ExchangedBytes: Annotated[
-        int | None,
-        Column(
-            label="exchanged by a replica",
-            unit="bytes",
-            form=",d",
-            in_summary=True,
-            join=lambda facts: facts.totals.exchanged_bytes,
-        ),
+        int | None, _training("exchanged by a replica", "exchanged_bytes", unit="bytes", form=",d", in_summary=True)
     ] = None
     Retries: Annotated[
-        int | None, Column(label="retries", form="d", group="spark", in_summary=True, join=lambda facts: facts.retries)
+        int | None, Column("retries", lambda facts: facts.retries, form="d", group="spark", in_summary=True)
     ] = None
-    BitsPerByte: Annotated[
-        float | None, Column(label="bits per byte", form=".4f", group="final", join=_bits_per_byte)
-    ] = None
+    BitsPerByte: Annotated[float | None, Column("bits per byte", _bits_per_byte, form=".4f", group="final")] = None
     GetModelMs: Annotated[float | None, _phase("get_model", "get the model")] = None
     DataMs: Annotated[float | None, _phase("data", "read data")] = None
     FitMs: Annotated[float | None, _phase("fit", "fit")] = None
@@ -242,27 +188,11 @@ class EpochRecord(BaseModel):
     BroadcastMs: Annotated[float | None, _phase("broadcast", "broadcast")] = None
     SaveMs: Annotated[float | None, _phase("save", "save")] = None
     EvaluateMs: Annotated[float | None, _phase("evaluate", "evaluate")] = None
-    OverheadMs: Annotated[float | None, Column(label="overhead", unit="ms", group="phases", join=_overhead_ms)] = (
-        None  # the rest of the epoch: tasks that start, replicas that wait
-    )
+    OverheadMs: Annotated[float | None, Column("overhead", _overhead_ms, unit="ms", group="phases")] = None
     PythonCpuLoad: Annotated[
-        float | None,
-        Column(
-            label="Python workers together, 100 = one core",
-            unit="%",
-            group="cpu",
-            join=lambda facts: facts.totals.cpu_load,
-        ),
+        float | None, _training("Python workers together, 100 = one core", "cpu_load", unit="%", group="cpu")
     ] = None
-    GpuMemoryMB: Annotated[
-        float | None,
-        Column(
-            label="GPU",
-            unit="MB",
-            group="memory",
-            join=lambda facts: None if facts.gpu_memory_bytes is None else facts.gpu_memory_bytes / 2**20,
-        ),
-    ] = None
+    GpuMemoryMB: Annotated[float | None, Column("GPU", _gpu_memory_mb, unit="MB", group="memory")] = None
 
     @classmethod
     def of(cls, facts: EpochFacts) -> EpochRecord:

@@ -32,17 +32,14 @@ class OptimizerKind:
     working_floats: int = 0  # there for a moment in a step
 
 
-def _sgd(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> list[torch.optim.Optimizer]:
+def _sgd(named: Mapping[str, nn.Parameter], training: TrainingConfig, **options: Any) -> list[torch.optim.Optimizer]:
     from torch.optim import SGD
 
-    return [SGD(_groups(named.values(), training), lr=training.learning_rate)]
+    return [SGD(_groups(named.values(), training), lr=training.learning_rate, **options)]
 
 
 def _nesterov(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> list[torch.optim.Optimizer]:
-    from torch.optim import SGD
-
-    groups = _groups(named.values(), training)
-    return [SGD(groups, lr=training.learning_rate, momentum=training.momentum, nesterov=True)]
+    return _sgd(named, training, momentum=training.momentum, nesterov=True)
 
 
 def _adam(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> list[torch.optim.Optimizer]:
@@ -64,12 +61,8 @@ def _muon(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> list[t
 
     hidden = {name: parameter for name, parameter in named.items() if _is_hidden_matrix(name, parameter)}
     others = {name: parameter for name, parameter in named.items() if name not in hidden}
-    muon = Muon(
-        hidden.values(),
-        lr=training.learning_rate,
-        momentum=training.momentum,
-        weight_decay=training.weight_decay,
-    )
+    rate, decay = training.learning_rate, training.weight_decay
+    muon = Muon(hidden.values(), lr=rate, momentum=training.momentum, weight_decay=decay)
     return [muon, *_adamw(others, training)]
 
 

@@ -67,8 +67,17 @@ class Replica:
         length = {"epoch": round_.epoch + 1, "steps": round_.stop - round_.start}
         _logger.info("round begins", extra=self.figures(**length))
         begun, begun_cpu = time.perf_counter(), time.process_time()
-        ahead = self.config.distributed.prefetch_batches
+        self._do_steps(round_, on_step)
+        seconds, totals = time.perf_counter() - begun, self.log.totals
+        totals.seconds += seconds
+        totals.cpu_seconds += time.process_time() - begun_cpu
+        _logger.info("round ends", extra=self.figures(**length, seconds=seconds, loss=totals.last_loss))
+        self.pending = round_ if self.strategy.syncs else None
+        self.strategy.end_round()
+
+    def _do_steps(self, round_: Round, on_step: StepCallback | None) -> None:
         self.model.train()
+        ahead = self.config.distributed.prefetch_batches
         with closing(read_ahead(self._read, round_.start, round_.stop, ahead)) as batches:
             while self.step < round_.stop:
                 with self.log.clock("data"):
@@ -79,12 +88,10 @@ class Replica:
                     _logger.log(TRACE, "step done", extra=self.figures(loss=self.log.totals.last_loss))
                 if on_step is not None:
                     on_step(self.log.progress(self.step))
-        self.pending = round_ if self.strategy.syncs else None
-        seconds = time.perf_counter() - begun
-        self.log.add(seconds=seconds, cpu_seconds=time.process_time() - begun_cpu)
-        loss = self.log.totals.last_loss
-        _logger.info("round ends", extra=self.figures(**length, seconds=seconds, loss=loss))
-        self.strategy.end_round()
+
+    def _read(self, step: int) -> Int64Array:
+        starts = self._train_windows.starts(self.plan.windows(step, self.number))
+        return self.dataset.train.windows(starts, self._train_windows.window_size)
 
     def backward(self, windows: Int64Array) -> float:
         """Compute the gradient of the next step, and return its loss."""
@@ -92,9 +99,19 @@ class Replica:
             torch.manual_seed(_torch_seed(self.config.training.seed, _DROPOUT, self.step, self.number))
         self.optimizer.zero_grad()
         tally = self._accumulate_gradients(torch.from_numpy(windows).to(self.device))
-        self.log.add_batch(tally, tokens=self.plan.batch_size * self.config.data.window_size)
+        self.log.totals.add_batch(tally, tokens=self.plan.batch_size * self.config.data.window_size)
         self.step += 1
         return tally.loss
+
+    def _accumulate_gradients(self, windows: Tensor) -> Tally:
+        """Add up the gradients of a step's batches."""
+        training, tally = self.config.training, Tally()
+        for part in torch.split(windows, training.batch_size):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=training.precision == "bf16"):
+                batch = batch_loss(self.model, part, training.label_smoothing)
+            (batch.loss * (len(part) / len(windows))).backward()  # type: ignore[no-untyped-call]
+            tally.add(batch)
+        return tally
 
     def update(self) -> None:
         """Change the weights by the gradient of the last step."""
@@ -106,7 +123,7 @@ class Replica:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), clip).item()
         self.check_finite(loss=self.log.totals.last_loss, gradient_norm=norm, learning_rate=rate)
         self.optimizer.step()
-        self.log.add_update(gradient_norm=norm, learning_rate=rate)
+        self.log.totals.add_update(gradient_norm=norm, learning_rate=rate)
         self.log.add_step(self.step, self.number)
 
     def evaluate(self, on_batch: Callable[[], None] | None = None) -> Tally:
@@ -156,20 +173,6 @@ class Replica:
     def figures(self, **figures: float) -> dict[str, float]:
         """The figures of a logged event of this replica."""
         return {"replica": self.number, "step": self.step, **figures}
-
-    def _read(self, step: int) -> Int64Array:
-        starts = self._train_windows.starts(self.plan.windows(step, self.number))
-        return self.dataset.train.windows(starts, self._train_windows.window_size)
-
-    def _accumulate_gradients(self, windows: Tensor) -> Tally:
-        """Add up the gradients of a step's batches."""
-        training, tally = self.config.training, Tally()
-        for part in torch.split(windows, training.batch_size):
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=training.precision == "bf16"):
-                batch = batch_loss(self.model, part, training.label_smoothing)
-            (batch.loss * (len(part) / len(windows))).backward()  # type: ignore[no-untyped-call]
-            tally.add(batch)
-        return tally
 
 
 def _torch_seed(seed: int, *parts: int) -> int:

@@ -63,11 +63,7 @@ class Run(RunRecord):
 def create_run(folder: Folder, config: Config, dataset: str, manifest: Manifest, threads: int) -> Run:
     """Begin a run: from here on its settings are fixed."""
     record = RunRecord(
-        run_id=uuid.uuid4().hex,
-        config=config,
-        dataset=dataset,
-        dataset_sha256=manifest.fingerprint,
-        threads=threads,
+        run_id=uuid.uuid4().hex, config=config, dataset=dataset, dataset_sha256=manifest.fingerprint, threads=threads
     )
     folder.write_json(CONFIG, record.model_dump())
     return _placed(record, folder)
@@ -75,9 +71,15 @@ def create_run(folder: Folder, config: Config, dataset: str, manifest: Manifest,
 
 def check_same_run(run: Run, config: Config) -> None:
     """Refuse settings that compute something else than the run that is there."""
-    differences = _differences(run.config, config)
+
+    def computed(config: Config) -> dict[str, object]:
+        settings = flat_settings(config).items()
+        return {k: v for k, v in settings if k.partition(".")[0] not in _FREE_SECTIONS and k not in _FREE_KEYS}
+
+    there, here = computed(run.config), computed(config)
+    differences = [f"  {key}: {there[key]!r} there, {here[key]!r} here" for key in there if there[key] != here[key]]
     if differences:
-        listing = "\n".join(f"  {difference}" for difference in differences)
+        listing = "\n".join(differences)
         raise UserError(f"{run.folder} holds another run, with other settings:\n{listing}\nChoose another --run")
 
 
@@ -147,14 +149,3 @@ def read_embeddings(run: Run) -> Tensor | None:
     except FileNotFoundError as error:
         raise UserError(f"{run.folder} has lost its {EMBEDDINGS}; put it back, or begin a new run") from error
     return tensors["embeddings"]
-
-
-def _differences(old: Config, new: Config) -> list[str]:
-    """The settings that change what a run computes and are not the same."""
-
-    def computed(config: Config) -> dict[str, object]:
-        settings = flat_settings(config).items()
-        return {k: v for k, v in settings if k.partition(".")[0] not in _FREE_SECTIONS and k not in _FREE_KEYS}
-
-    before, after = computed(old), computed(new)
-    return [f"{key}: {before[key]!r} there, {after[key]!r} here" for key in before if before[key] != after[key]]

@@ -10,13 +10,7 @@ import pytest
 import torch
 
 from sparklm.errors import UserError
-from sparklm.inference.generate import (
-    Sampling,
-    choose_token,
-    encode_prompt,
-    generate_text,
-    generate_tokens,
-)
+from sparklm.inference.generate import Sampling, choose_token, encode_prompt, generate_text, generate_tokens
 from sparklm.inference.predict import predict_next
 from sparklm.models.model_zip import TrainedModel, load_model
 from tests.conftest import run_job, tiny_config

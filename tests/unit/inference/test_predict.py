@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklm.inference.generate import (
-    encode_prompt,
-)
+from sparklm.inference.generate import encode_prompt
 from sparklm.inference.predict import predict_next
 from sparklm.models.model_zip import TrainedModel, load_model
 

@@ -36,9 +36,10 @@ def test_a_new_architecture_and_a_new_optimizer_are_checked_built_and_estimated(
     (part,) = build_optimizer(model, config.training).parts
     assert isinstance(part, SignDescent)
     found = estimate_replica_bytes(config, 257, 0)
-    assert found.optimizer == 2 * found.weights
+    assert found.parts["optimizer"] == 2 * found.parts["weights"]
     longer = estimate_replica_bytes(tiny_config(None, *SETTINGS, "training.batch_size=100"), 257, 0)
-    assert longer.activations - found.activations > 4 * 1000 * 16 * 50
+    activations = "activations of a batch"
+    assert longer.parts[activations] - found.parts[activations] > 4 * 1000 * 16 * 50
     notes = resolve(assignments=[*SETTINGS, "model.num_heads=2", "model.feedforward_size=3"]).notes
     assert notes == [
         "model.feedforward_size is not used: bigram has none",

@@ -10,9 +10,7 @@ import torch
 from sparklm.models.model_zip import load_model
 from sparklm.storage import Folder
 from sparklm.training.checkpoint.cache import forget_replicas
-from sparklm.training.checkpoint.commit import (
-    latest_step,
-)
+from sparklm.training.checkpoint.commit import latest_step
 from sparklm.training.fit import should_stop
 from sparklm.training.metrics import EpochRecord, read_metrics
 from sparklm.training.records import SAMPLES, STEPS, EpochSample, StepRecord, read_lines

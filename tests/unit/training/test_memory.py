@@ -37,28 +37,33 @@ def estimate(*assignments: str):
     return estimate_replica_bytes(tiny_config(None, *assignments), 257, 420 * MIB)
 
 
+def part(name: str, *assignments: str) -> int:
+    return estimate(*assignments).parts[name]
+
+
 @pytest.mark.parametrize("architecture", ["gpt", "lstm", "dense", "attention", "rnn"])
 def test_parameters_are_counted_exactly(architecture: str) -> None:
     config = tiny_config(None, f"model.architecture={architecture}")
     parameters = sum(parameter.numel() for parameter in build_model(config, 257).parameters())
     found = estimate_replica_bytes(config, 257, 0)
     assert found.num_parameters == parameters
-    assert found.weights == found.gradients == 4 * parameters
+    assert found.parts["weights"] == found.parts["gradients"] == 4 * parameters
 
 
 def test_parts_follow_the_settings() -> None:
-    weights = estimate().weights
+    weights = part("weights")
     states = {
-        name: estimate(f"training.optimizer={name}").optimizer for name in ("sgd", "nesterov", "adam", "adamw", "muon")
+        name: part("optimizer", f"training.optimizer={name}") for name in ("sgd", "nesterov", "adam", "adamw", "muon")
     }
     assert [states[name] // weights for name in ("sgd", "nesterov", "adam", "adamw")] == [0, 1, 2, 2]
     assert states["muon"] > states["nesterov"]
-    assert (estimate().average, estimate("training.ema_decay=0.9").average) == (0, weights)
-    assert (estimate().exchange, estimate("distributed.replicas=2").exchange) == (0, 3 * weights)
-    assert estimate("training.batch_size=64").activations > estimate("training.batch_size=8").activations
-    assert estimate("model.dropout=0.1").activations >= estimate().activations
-    frozen = estimate("model.freeze_embeddings=true")
-    assert frozen.gradients < frozen.weights
+    assert (part("averaged weights"), part("averaged weights", "training.ema_decay=0.9")) == (0, weights)
+    assert (part("exchange"), part("exchange", "distributed.replicas=2")) == (0, 3 * weights)
+    activations = "activations of a batch"
+    assert part(activations, "training.batch_size=64") > part(activations, "training.batch_size=8")
+    assert part(activations, "model.dropout=0.1") >= part(activations)
+    frozen = estimate("model.freeze_embeddings=true").parts
+    assert frozen["gradients"] < frozen["weights"]
 
 
 def test_the_estimate_is_told_part_by_part() -> None:
@@ -67,8 +72,16 @@ def test_the_estimate_is_told_part_by_part() -> None:
     assert lines[0].startswith(f"a replica of {found.num_parameters:,} parameters needs about ")
     assert "  Python and torch: 420 MiB" in lines
     assert not any("optimizer" in line or "exchange" in line for line in lines)
-    parts = ("process", "weights", "gradients", "optimizer", "average", "exchange", "activations", "checkpoint")
-    assert found.total == sum(getattr(found, part) for part in parts)
+    parts = (
+        "weights",
+        "gradients",
+        "optimizer",
+        "averaged weights",
+        "exchange",
+        "activations of a batch",
+        "checkpoint",
+    )
+    assert found.total == 420 * MIB + sum(found.parts[part] for part in parts)
 
 
 @pytest.mark.process

@@ -6,6 +6,7 @@ import csv
 import math
 import time
 from pathlib import Path
+from typing import get_args
 
 import psutil
 import pytest
@@ -14,7 +15,7 @@ from sparklm.evaluation import evaluate_corpus
 from sparklm.models.model_zip import load_model
 from sparklm.storage import Folder
 from sparklm.training.metrics import CpuMeter, read_metrics
-from sparklm.training.phases import PHASES
+from sparklm.training.phases import Phase
 from tests.conftest import THE_21_COLUMNS
 
 
@@ -52,7 +53,7 @@ def test_metrics_have_the_21_columns_first_and_nothing_made_up_without_spark(fin
 def test_phases_and_the_rest_make_up_the_epoch(finished_run: Path) -> None:
     for record in read_metrics(Folder(str(finished_run))):
         values = record.model_dump()
-        phases = {phase: values[f"{phase.title().replace('_', '')}Ms"] for phase in PHASES}
+        phases = {phase: values[f"{phase.title().replace('_', '')}Ms"] for phase in get_args(Phase)}
         assert sum(phases.values()) + record.OverheadMs == pytest.approx(record.TimeStamp, abs=1.0)
         assert phases["fit"] > phases["data"] > 0
         assert phases["save"] > 0

@@ -11,10 +11,7 @@ import torch
 
 from sparklm.errors import TrainingDivergedError
 from sparklm.storage import Folder
-from sparklm.training.checkpoint.commit import (
-    read_commit,
-    step_folder,
-)
+from sparklm.training.checkpoint.commit import read_commit, step_folder
 from sparklm.training.checkpoint.files import load_tensors
 from sparklm.training.metrics import read_metrics
 from sparklm.training.records import STEPS, StepRecord, read_lines

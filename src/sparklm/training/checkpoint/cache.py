@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import OrderedDict
 
 from sparklm.storage import Folder
 from sparklm.training.checkpoint.commit import Commit, ReplicaFiles, step_folder
@@ -26,7 +27,7 @@ from sparklm.training.replica import Replica
 from sparklm.training.run import Run
 
 _logger = logging.getLogger(__name__)
-_warm: dict[tuple[str, str], Replica] = {}  # by run and attempt, oldest first
+_warm: OrderedDict[tuple[str, str], Replica] = OrderedDict()  # by run and attempt, oldest first
 
 
 def new_replica(run: Run, number: int) -> Replica:
@@ -54,7 +55,7 @@ def load_replica(run: Run, commit: Commit, number: int, most_in_memory: int = 1)
 
 def keep_replica(run: Run, replica: Replica, attempt: str, most_in_memory: int = 1) -> None:
     """Keep a replica in memory for the next round."""
-    _make_room(most_in_memory - 1)
+    _let_go(most_in_memory - 1)
     _warm[_key(run), attempt] = replica
 
 
@@ -89,11 +90,9 @@ def _from_files(run: Run, commit: Commit, number: int, most_in_memory: int) -> R
     Which of its processes Spark gives a task to is chance, so this is common. The other one has in memory what all
     replicas share, if it is at the same checkpoint and its sync is not finished: half of what there is to read.
     """
-    attempt, other = _make_room(most_in_memory - 1, _key(run))
-    shares_state = (
-        other is not None and other.pending is not None and attempt in [files.attempt for files in commit.replicas]
-    )
-    replica = other or Replica(run, number)
+    others = {attempt: other for (key, attempt), other in _let_go(most_in_memory - 1).items() if key == _key(run)}
+    attempt, replica = others.popitem() if others else ("", Replica(run, number))
+    shares_state = replica.pending is not None and attempt in [files.attempt for files in commit.replicas]
     replica.number = number
     folder, own = step_folder(run.folder, commit.step), commit.replicas[number].own
     shared = replica.shared_state() if shares_state else load_tensors(folder, commit.shared)
@@ -102,15 +101,9 @@ def _from_files(run: Run, commit: Commit, number: int, most_in_memory: int) -> R
     return replica
 
 
-def _make_room(most: int, run_key: str | None = None) -> tuple[str, Replica] | tuple[None, None]:
-    """Let go of the oldest replicas; return one of this run and its attempt, if any must go."""
-    found: tuple[str, Replica] | tuple[None, None] = (None, None)
-    while len(_warm) > most:
-        key, attempt = next(iter(_warm))
-        replica = _warm.pop((key, attempt))
-        if key == run_key:
-            found = attempt, replica
-    return found
+def _let_go(most: int) -> dict[tuple[str, str], Replica]:
+    """Take the oldest replicas out of memory, until at most so many are left."""
+    return dict(_warm.popitem(last=False) for _ in range(len(_warm) - most))
 
 
 def _key(run: Run) -> str:

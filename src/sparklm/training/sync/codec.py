@@ -18,7 +18,6 @@ from torch import Tensor
 BLOCK = 1024
 WireDtype = Literal["none", "fp16", "bf16", "int8"]
 _FLOAT_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-_LARGEST = {"fp16": 65_504.0, "bf16": torch.finfo(torch.bfloat16).max}
 _INT8_STEPS = 127.0
 
 
@@ -93,11 +92,11 @@ class Codec:
 
     def decode(self, data: Tensor, start: int, length: int) -> Tensor:
         """The numbers of a slice, from its bytes."""
-        if self.wire_dtype == "none" and data.storage_offset() % 4 == 0:
-            return data.view(torch.float32)
+        # Bytes are copied before they are read as numbers: numbers must begin at places that fit them.
+        if self.wire_dtype == "none":
+            return (data if data.storage_offset() % 4 == 0 else data.clone()).view(torch.float32)
         num_lossy = max(0, min(length, self.num_lossy - start))
         num_bytes = data.numel() - 4 * (length - num_lossy)
-        # Bytes are copied before they are read as numbers: numbers must begin at places that fit them.
         lossy = self._grow(data[:num_bytes].clone(), num_lossy)
         return torch.cat([lossy, data[num_bytes:].clone().view(torch.float32)])
 
@@ -117,11 +116,11 @@ class Codec:
             scales = _divided(padded.abs().amax(dim=1, keepdim=True), _INT8_STEPS)
             steps = torch.where(scales > 0, padded / scales, 0.0).round_().to(torch.int8)
             return [scales.view(-1), steps.view(-1)[: values.numel()]]
-        return [values.clamp(-_LARGEST[self.wire_dtype], _LARGEST[self.wire_dtype]).to(_FLOAT_DTYPES[self.wire_dtype])]
+        dtype = _FLOAT_DTYPES[self.wire_dtype]
+        largest = torch.finfo(dtype).max
+        return [values.clamp(-largest, largest).to(dtype)]
 
     def _grow(self, data: Tensor, length: int) -> Tensor:
-        if self.wire_dtype == "none":
-            return data.view(torch.float32)
         if self.wire_dtype == "int8":
             num_blocks = -(-length // BLOCK)
             scales = data[: 4 * num_blocks].view(torch.float32)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from pydantic import TypeAdapter
 from torch import Tensor
 
 from sparklm.training.checkpoint.cache import keep_replica, save_replica, save_shared
@@ -28,8 +27,6 @@ from sparklm.training.run import Run
 from sparklm.training.sync.codec import Codec, ordered_mean
 from sparklm.training.sync.finish import resume_replica
 from sparklm.training.sync.rounds import Round
-
-_FILES = TypeAdapter(list[ReplicaFiles])
 
 
 class Group(Protocol):
@@ -103,7 +100,7 @@ def _save_checkpoint(
     files = [save_replica(replica) for replica in replicas]
     gathered = group.gather([each.model_dump_json() for each in files])
     if first.number == 0:
-        all_files = _FILES.validate_json(f"[{','.join(gathered)}]")
+        all_files = [ReplicaFiles.model_validate_json(text) for text in gathered]
         write_commit(run.folder, Commit(round=round_, shared=shared, replicas=all_files, mean=slices))
         prune_checkpoints(run.folder, run.config.training.keep_checkpoints, protect)
     return files

@@ -12,10 +12,10 @@ what the commit names. So this works with more replicas than slots, with machine
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from contextvars import copy_context
+from functools import partial
 
 from pydantic import BaseModel
 
@@ -35,7 +35,7 @@ from sparklm.training.checkpoint.files import Contribution, SavedFile, load_slic
 from sparklm.training.heartbeat import Heartbeat
 from sparklm.training.replica import Replica
 from sparklm.training.run import Run
-from sparklm.training.sync.codec import Codec, WireDtype, ordered_mean
+from sparklm.training.sync.codec import Codec, ordered_mean
 from sparklm.training.sync.finish import resume_replica
 from sparklm.training.sync.rounds import Round
 
@@ -59,7 +59,7 @@ class RoundAnswer(BaseModel):
     files: ReplicaFiles
     shared: SavedFile | None
     contribution: Contribution | None
-    num_lossy: int
+    codec: Codec
 
 
 class MeanOrder(BaseModel):
@@ -73,8 +73,7 @@ class MeanOrder(BaseModel):
 class SliceSync(BaseModel):
     """sync.json: what the tasks of all slices need to know."""
 
-    wire_dtype: WireDtype
-    num_lossy: int
+    codec: Codec
     contributions: Sequence[Contribution]
 
 
@@ -113,20 +112,16 @@ def _make_commit(run: Run, round_: Round, answers: Sequence[RoundAnswer], run_ta
     )
     if len(answers) <= MOST_WITHOUT_SLICES:
         return commit
-    mean = _take_mean(run, round_, contributions, answers[0].num_lossy, run_tasks)
+    mean = _take_mean(run, round_, SliceSync(codec=answers[0].codec, contributions=contributions), run_tasks)
     return commit.model_copy(update={"contributions": (), "mean": mean})
 
 
-def _take_mean(
-    run: Run, round_: Round, contributions: Sequence[Contribution], num_lossy: int, run_tasks: RunTasks
-) -> list[SavedFile]:
+def _take_mean(run: Run, round_: Round, sync: SliceSync, run_tasks: RunTasks) -> list[SavedFile]:
     """Have the mean taken, slice by slice."""
-    wire_dtype = run.config.distributed.compress
-    sync = SliceSync(wire_dtype=wire_dtype, num_lossy=num_lossy, contributions=contributions)
     step_folder(run.folder, round_.stop).write_text(_SYNC, sync.model_dump_json())
     orders = [
         MeanOrder(run_url=run.url, step=round_.stop, number=number).model_dump_json()
-        for number in range(len(contributions[0].slice_sha256))
+        for number in range(len(sync.contributions[0].slice_sha256))
     ]
     return [SavedFile.model_validate_json(text) for text in run_tasks(mean_task, orders, f"{_title(round_)}: mean")]
 
@@ -136,48 +131,37 @@ def _title(round_: Round) -> str:
 
 
 def round_task(order: str) -> str:
-    """One replica's round, wherever this is."""
+    """One replica's round, wherever this is.
+
+    The first replica also saves the state that all share: while the steps are done, or after them if they change it.
+    """
     parsed = RoundOrder.model_validate_json(order)
     run, round_ = parsed.run, parsed.round
     heartbeat = Heartbeat(run.folder, parsed.replica, round_.start)
     with log_context(replica=parsed.replica), heartbeat.reporting_failures():
         replica = resume_replica(run, round_.start, parsed.replica)
-        with _saving_shared(replica, round_.stop) as shared:
+        is_first, saves_early = replica.number == 0, replica.strategy.shared_state_is_constant
+        save = partial(copy_context().run, save_shared, replica, round_.stop)
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="save-shared") as pool:
+            saving = pool.submit(save) if is_first and saves_early else None
             replica.train(round_, heartbeat.step)
             with replica.log.clock("exchange"):
                 contribution = _save_contribution(replica) if replica.strategy.syncs else None
+            shared = None
+            if is_first:
+                with replica.log.clock("save"):
+                    shared = saving.result() if saving is not None else save()
         files = save_replica(replica)
         keep_replica(run, replica, files.attempt)
-        answer = RoundAnswer(
-            files=files,
-            shared=shared[0] if shared else None,
-            contribution=contribution,
-            num_lossy=replica.strategy.codec.num_lossy,
-        )
+        answer = RoundAnswer(files=files, shared=shared, contribution=contribution, codec=replica.strategy.codec)
         return answer.model_dump_json()
-
-
-@contextmanager
-def _saving_shared(replica: Replica, step: int) -> Iterator[list[SavedFile]]:
-    """Have the first replica save the state that all share: while the steps are done, or after them if they change it.
-
-    The list holds the file when the block has ended.
-    """
-    saved: list[SavedFile] = []
-    if replica.number != 0:
-        yield saved
-        return
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="save-shared") as pool:
-        is_early = replica.strategy.shared_state_is_constant
-        saving = pool.submit(copy_context().run, save_shared, replica, step) if is_early else None
-        yield saved
-        with replica.log.clock("save"):
-            saved.append(saving.result() if saving is not None else save_shared(replica, step))
 
 
 def _save_contribution(replica: Replica) -> Contribution:
     vector, folder = replica.strategy.contribute(), step_folder(replica.run.folder, replica.step)
-    num_slices = _num_slices(vector.numel(), replica.config.distributed.replicas)
+    replicas = replica.config.distributed.replicas
+    most_slices = min(replicas, _MOST_SLICES, vector.numel() // _SMALLEST_SLICE)
+    num_slices = max(1, most_slices) if replicas > MOST_WITHOUT_SLICES else 1
     return save_contribution(folder, replica.number, vector, replica.strategy.codec, num_slices)
 
 
@@ -186,10 +170,5 @@ def mean_task(order: str) -> str:
     parsed = MeanOrder.model_validate_json(order)
     folder = step_folder(Folder(parsed.run_url), parsed.step)
     sync = SliceSync.model_validate(folder.read_json(_SYNC))
-    codec = Codec(wire_dtype=sync.wire_dtype, num_lossy=sync.num_lossy)
-    slices = (load_slice(folder, contribution, parsed.number, codec) for contribution in sync.contributions)
+    slices = (load_slice(folder, contribution, parsed.number, sync.codec) for contribution in sync.contributions)
     return save_mean(folder, parsed.number, ordered_mean(slices)).model_dump_json()
-
-
-def _num_slices(length: int, replicas: int) -> int:
-    return 1 if replicas <= MOST_WITHOUT_SLICES else max(1, min(replicas, _MOST_SLICES, length // _SMALLEST_SLICE))

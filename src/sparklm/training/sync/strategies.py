@@ -42,12 +42,8 @@ class Strategy(ABC):
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
         self.weights = {name: weight for name, weight in replica.model.named_parameters() if weight.requires_grad}
-        self.feedback = ErrorFeedback(
-            Codec(
-                wire_dtype=replica.config.distributed.compress,
-                num_lossy=sum(weight.numel() for weight in self.weights.values()),
-            )
-        )
+        num_weights = sum(weight.numel() for weight in self.weights.values())
+        self.feedback = ErrorFeedback(Codec(wire_dtype=replica.config.distributed.compress, num_lossy=num_weights))
 
     @property
     def codec(self) -> Codec:
@@ -77,6 +73,9 @@ class Strategy(ABC):
         _logger.debug("replica contributes", extra=replica.figures(bytes=num_bytes, seconds=seconds))
         return decoded
 
+    def _contribution(self) -> Tensor:
+        raise NotImplementedError("one replica has nobody to sync with")
+
     @torch.no_grad()
     def apply(self, mean: Tensor) -> None:
         """Go on from the mean of what all replicas contributed in the round just done."""
@@ -86,15 +85,12 @@ class Strategy(ABC):
         self._apply(mean, range(replica.pending.start, replica.pending.stop))
         replica.pending = None
         mean_bytes, seconds = mean.numel() * mean.element_size(), time.perf_counter() - begun
-        num_bytes = self.codec.encoded_bytes(mean.numel()) + mean_bytes
-        replica.log.add(seconds=seconds, exchanged_bytes=num_bytes)
+        replica.log.totals.seconds += seconds
+        replica.log.totals.exchanged_bytes += self.codec.encoded_bytes(mean.numel()) + mean_bytes
         _logger.debug("replica applies the mean", extra=replica.figures(bytes=mean_bytes, seconds=seconds))
 
-    @abstractmethod
-    def _contribution(self) -> Tensor: ...
-
-    @abstractmethod
-    def _apply(self, mean: Tensor, steps: range) -> None: ...
+    def _apply(self, mean: Tensor, steps: range) -> None:
+        raise NotImplementedError("one replica has nobody to sync with")
 
     def shared_state(self) -> dict[str, Tensor]:
         """What is the same in all replicas and must survive."""
@@ -106,12 +102,12 @@ class Strategy(ABC):
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Take back the shared and the own state of a checkpoint; `apply` has yet to follow."""
-        self.replica.model.load_state_dict(tensors_below(tensors, "model/"))
-        self._restore_rest(tensors)
-
-    def _restore_rest(self, tensors: dict[str, Tensor]) -> None:
+        self._restore_weights(tensors)
         self.replica.optimizer.load_tensors(self.replica.model, tensors_below(tensors, "optimizer/"))
         self.feedback.residual = self._restored(tensors, "sync/residual", self.feedback.residual)
+
+    def _restore_weights(self, tensors: dict[str, Tensor]) -> None:
+        self.replica.model.load_state_dict(tensors_below(tensors, "model/"))
 
     def _restored(self, tensors: dict[str, Tensor], name: str, place: Tensor | None) -> Tensor | None:
         return copied(tensors[name], self.replica.device, place) if name in tensors else None
@@ -131,12 +127,6 @@ class Single(Strategy):
         replica.backward(windows)
         replica.update()
         replica.ema.update(replica.model, range(replica.step - 1, replica.step))
-
-    def _contribution(self) -> Tensor:
-        raise AssertionError("one replica has nobody to sync with")
-
-    def _apply(self, mean: Tensor, steps: range) -> None:
-        raise AssertionError("one replica has nobody to sync with")
 
 
 class AllReduce(Strategy):
@@ -227,13 +217,10 @@ class OuterOptimizer(Strategy):
         """The residual, and the optimizer state where each replica keeps its own."""
         return super().own_state() | ({} if self._averages_state else self._optimizer_state())
 
-    def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Take back the state; the weights follow from the mean that is applied next."""
-        anchor = self._restored(tensors, "sync/anchor", self._anchor)
-        assert anchor is not None, "a checkpoint of this strategy has an anchor"
-        self._anchor = anchor
+    def _restore_weights(self, tensors: dict[str, Tensor]) -> None:
+        """Take back what the weights follow from, once the mean is applied."""
+        self._anchor = copied(tensors["sync/anchor"], self.replica.device, self._anchor)
         self._momentum = self._restored(tensors, "sync/momentum", self._momentum)
-        self._restore_rest(tensors)
 
 
 def make_strategy(replica: Replica) -> Strategy:

@@ -5,12 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparklm.storage import Folder
-from sparklm.training.checkpoint.commit import (
-    CHECKPOINTS,
-    committed_steps,
-    latest_step,
-    prune_checkpoints,
-)
+from sparklm.training.checkpoint.commit import CHECKPOINTS, committed_steps, latest_step, prune_checkpoints
 from sparklm.training.replica import Replica
 from sparklm.training.run import read_run
 from sparklm.training.sync.finish import resume_replica

@@ -8,11 +8,7 @@ import pytest
 
 from sparklm.errors import UserError
 from sparklm.storage import Folder
-from sparklm.training.checkpoint.commit import (
-    latest_step,
-    read_commit,
-    step_folder,
-)
+from sparklm.training.checkpoint.commit import latest_step, read_commit, step_folder
 from sparklm.training.checkpoint.files import load_tensors
 from tests.conftest import run_job, tiny_config
 
