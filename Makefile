@@ -1,5 +1,5 @@
 # make run     set up, then train on the built-in sample        make setup   set up alone
-# make test    every test but the long ones                     make test-fast   those without Spark or a subprocess
+# make test    every test but the long ones                     make test-fast   a minute of them: no Spark, no subprocess
 # make test-long   the long matrices: every loss of a process by every exchange; TIMES=10 repeats them
 # make lint    style and types       make format   put the style right       make docs   renew the tables in docs/
 # make golden  hashes of a matrix of trainings; COMPARE=before.txt compares them with earlier ones
@@ -21,7 +21,7 @@ test: $(VENV)/.installed-dev $(MLFLOW)/.installed
 	$(PYTEST) -n 3 --dist loadgroup $(ARGS)
 
 test-fast: $(VENV)/.installed-dev
-	$(PYTEST) -n 2 -m 'not long and not spark and not process' $(ARGS)
+	$(PYTEST) -n 2 -m 'not long and not spark and not process and not matrix' $(ARGS)
 
 test-long: $(VENV)/.installed-dev
 	for time in $$(seq $(or $(TIMES),1)); do $(BIN)/python -m pytest -m 'long or spark' tests/faults tests/cluster tests/unit/training/test_memory.py || exit 1; done

@@ -62,8 +62,9 @@ from sparklm.training.phases import PhaseClock
 from sparklm.training.records import EpochSample, StepRecord
 from sparklm.training.replica import Replica
 from sparklm.training.sync import storage
-from sparklm.training.sync.codec import Codec, flatten, unflatten
+from sparklm.training.sync.codec import Codec
 from sparklm.training.sync.collective import Endpoint, hold_port, process_group
+from sparklm.training.tensors import flatten, unflatten
 
 PARTS = ("steady", "two", "round", "memory", "costs")
 SIZES = (1_000_000, 10_000_000)  # of `round`, in parameters

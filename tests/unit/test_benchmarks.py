@@ -93,6 +93,7 @@ def test_long_lines_of_a_document_are_wrapped_but_tables_are_not() -> None:
     assert max(map(len, lines[:2])) < 120
 
 
+@pytest.mark.matrix
 def test_every_contestant_gets_about_the_same_number_of_parameters() -> None:
     models = load("models")
     for contestant in models.CONTESTANTS:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparklm.training.schedule import average_decay
-from sparklm.training.sync.codec import copied
+from sparklm.training.tensors import copied
 
 
 class Ema:

@@ -128,7 +128,7 @@ class Optimizers:
 
     def load_tensors(self, model: nn.Module, tensors: dict[str, Tensor]) -> None:
         """Put back what `tensors` returned, and drop all other state."""
-        from sparklm.training.sync.codec import copied
+        from sparklm.training.tensors import copied
 
         parameters = dict(model.named_parameters())
         owners = {

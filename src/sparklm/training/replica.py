@@ -31,7 +31,8 @@ from sparklm.training.readahead import read_ahead
 from sparklm.training.run import Run, make_plan, read_embeddings
 from sparklm.training.schedule import learning_rate
 from sparklm.training.sync.rounds import Round
-from sparklm.training.sync.strategies import AFTER_DIVERGENCE, make_strategy, tensors_below
+from sparklm.training.sync.strategies import AFTER_DIVERGENCE, make_strategy
+from sparklm.training.tensors import tensors_below
 
 _logger = logging.getLogger(__name__)
 _INITIALISATION, _DROPOUT = 1, 2  # what a derived seed is for

@@ -16,6 +16,7 @@ def preset_config(preset: str, corpus: Path, *more: str) -> Config:
     return resolve(preset=preset, assignments=assignments).config
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("preset", ["s0-lstm", "s1-dense", "s2-attention", "s3-attention"])
 def test_a_system_trains_and_writes(preset: str, corpus_file: Path, tmp_path: Path) -> None:
     config = preset_config(preset, corpus_file, "training.max_steps=20", "data.vocab_size=300")

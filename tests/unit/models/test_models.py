@@ -302,6 +302,7 @@ def test_a_config_that_does_not_fit_is_refused(shape: dict | None, tmp_path: Pat
         load_model(str(tmp_path))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("architecture", ["lstm", "dense", "attention", "rnn"])
 def test_every_small_network_learns(architecture: str, corpus_file: Path, tmp_path: Path) -> None:
     config = tiny_config(

@@ -53,6 +53,7 @@ def test_the_same_settings_give_the_same_model_and_another_seed_does_not(corpus_
     assert models[0] != models[2]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_a_run_cut_off_anywhere_goes_on_to_the_same_bits(corpus_file: Path, tmp_path: Path, dropout: float) -> None:
     config = tiny_config(corpus_file, f"model.dropout={dropout}")
@@ -179,6 +180,7 @@ def test_a_run_on_another_file_system_gives_the_same_model(
     assert remote.read_bytes("model.zip") == (finished_run / "model.zip").read_bytes()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "settings",
     [

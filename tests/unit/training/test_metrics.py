@@ -16,7 +16,7 @@ from sparklm.models.model_zip import load_model
 from sparklm.storage import Folder
 from sparklm.training.metrics import CpuMeter, read_metrics
 from sparklm.training.phases import Phase
-from tests.conftest import THE_21_COLUMNS
+from tests.conftest import THE_21_COLUMNS, run_job, tiny_config
 
 
 def test_metrics_have_the_21_columns_first_and_nothing_made_up_without_spark(finished_run: Path) -> None:
@@ -63,7 +63,11 @@ def test_phases_and_the_rest_make_up_the_epoch(finished_run: Path) -> None:
         assert record.TokensPerSecond == pytest.approx(1000 * record.Tokens / worked)
         assert 0 < record.PythonCpuLoad < 110, "one thread, and a little for what reads ahead"
         assert record.GpuMemoryMB is None
-        assert record.PythonRssMB == pytest.approx(psutil.Process().memory_info().rss / 2**20, rel=0.5)
+
+
+def test_the_memory_of_a_replica_is_that_of_its_process(corpus_file: Path, tmp_path: Path) -> None:
+    (record,) = run_job(tiny_config(corpus_file, "training.max_steps=1"), tmp_path / "run").records
+    assert record.PythonRssMB == pytest.approx(psutil.Process().memory_info().rss / 2**20, rel=0.5)
 
 
 def test_bits_per_byte_are_those_that_evaluate_gives(finished_run: Path) -> None:

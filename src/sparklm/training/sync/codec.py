@@ -7,7 +7,7 @@ it, nor into how many slices it is cut: the bits are the same.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,30 +19,6 @@ BLOCK = 1024
 WireDtype = Literal["none", "fp16", "bf16", "int8"]
 _FLOAT_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _INT8_STEPS = 127.0
-
-
-def flatten(tensors: Iterable[Tensor]) -> Tensor:
-    """Lay tensors end to end in a new vector."""
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-
-
-def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Cut a vector into tensors of given names and shapes; they share its memory.
-
-    >>> parts = unflatten(torch.arange(5.0), {"a": torch.zeros(2, 2), "b": torch.zeros(())})
-    >>> parts["a"].tolist(), parts["b"].item()
-    ([[0.0, 1.0], [2.0, 3.0]], 4.0)
-    """
-    sizes = [tensor.numel() for tensor in like.values()]
-    parts = torch.split(vector, sizes)
-    return {name: part.view(tensor.shape) for (name, tensor), part in zip(like.items(), parts, strict=True)}
-
-
-def copied(value: Tensor, device: torch.device, place: Tensor | None) -> Tensor:
-    """A copy of a tensor, in memory that is there already if it fits: to allocate takes longer than to copy."""
-    if place is not None and place.shape == value.shape:
-        return place.copy_(value)
-    return value.to(device, copy=True)
 
 
 def ordered_mean(vectors: Iterable[Tensor]) -> Tensor:

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from sparklm.errors import TrainingDivergedError
-from sparklm.training.sync.codec import Codec, ErrorFeedback, copied, flatten, unflatten
+from sparklm.training.sync.codec import Codec, ErrorFeedback
+from sparklm.training.tensors import copied, flatten, tensors_below, unflatten
 
 if TYPE_CHECKING:
     from sparklm.text.windows import Int64Array
@@ -229,11 +230,6 @@ def make_strategy(replica: Replica) -> Strategy:
     if distributed.replicas == 1:
         return Single(replica)
     return AllReduce(replica) if distributed.strategy == "allreduce" else OuterOptimizer(replica)
-
-
-def tensors_below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """One part of the tensors of a checkpoint, its names without the prefix."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ def model_bytes(config, run: Path, placement=None, watcher=None) -> bytes:
     return (run / "model.zip").read_bytes()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("more", [(), ("distributed.compress=int8", "training.ema_decay=0.9", "model.dropout=0.2")])
 def test_a_sync_by_storage_gives_the_bits_of_a_sync_in_memory(
@@ -44,6 +45,7 @@ def test_a_sync_by_storage_gives_the_bits_of_a_sync_in_memory(
             assert in_memory.figure(column) == stored.figure(column)
 
 
+@pytest.mark.matrix
 def test_the_same_task_twice_at_once_does_no_harm(corpus_file: Path, tmp_path: Path) -> None:
     config = tiny_config(corpus_file, *STRATEGIES["diloco"])
     expected = model_bytes(config, tmp_path / "once")

@@ -85,6 +85,7 @@ def naive_training(config, run: Path) -> dict[str, torch.Tensor]:
     return models[0].state_dict()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_strategy_computes_what_a_plain_loop_computes(
@@ -125,6 +126,7 @@ def test_averaging_every_step_under_plain_sgd_is_allreduce(corpus_file: Path, tm
         torch.testing.assert_close(weights, models[1][name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_run_stopped_after_any_step_goes_on_to_the_same_bits(
     corpus_file: Path, tmp_path: Path, strategy: str
@@ -141,6 +143,7 @@ def test_a_run_stopped_after_any_step_goes_on_to_the_same_bits(
         assert model_bytes(config, run, placements[stop // 3 % 3]) == expected, f"stopped after step {stop}"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_is_logged_does_not_depend_on_where_and_how_often_the_run_was_stopped(
     corpus_file: Path, tmp_path: Path, strategy: str
