@@ -16,9 +16,10 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 run: $(VENV)/.installed
 	$(BIN)/sparklm train $(ARGS)
 
-# Three processes, each with a Spark session of its own: on two cores, as tests mostly wait.
+# Three processes, each with a Spark session of its own: on two cores, as tests mostly wait. A file stays in one
+# process, and files begin in the order of their names: those with clusters early, the many small ones last.
 test: $(VENV)/.installed-dev $(MLFLOW)/.installed
-	$(PYTEST) -n 3 --dist loadgroup $(ARGS)
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: $(VENV)/.installed-dev
 	$(PYTEST) -n 2 -m 'not long and not spark and not process and not matrix' $(ARGS)

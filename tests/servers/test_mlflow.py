@@ -179,7 +179,7 @@ def test_a_training_is_shown_by_both_programs(server: Server, corpus_file: Path,
     config = tiny_config(corpus_file, "output.tensorboard=true", f"output.mlflow={server.uri}")
     run = Folder(str(tmp_path / "run"))
     watcher = RecordingWatcher()
-    run_job(config, tmp_path / "run", watcher=watcher)
+    run_job(config, tmp_path / "run", watcher=watcher, report=True)
     found = only_run(server, read_run(run))
     assert found.info.status == "FINISHED"
     for record in read_metrics(run):

@@ -59,7 +59,10 @@ class View:
         return [jobs.apply(place) for place in range(jobs.size())]
 
 
-def test_every_job_from_text_to_model_says_what_it_is_for(on_spark: OnSpark, tmp_path: Path) -> None:
+def test_every_job_from_text_to_model_says_what_it_is_for(
+    on_spark: OnSpark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_spark, "_process_bytes", None)  # as in a new session
     for number in range(4):
         (tmp_path / f"{number}.txt").write_text(SENTENCES * 6 + str(number % 2))
     view, settings = View(on_spark), ("cleaning.duplicates=exact", "data.embeddings=word2vec", "word2vec.min_count=1")
@@ -71,6 +74,7 @@ def test_every_job_from_text_to_model_says_what_it_is_for(on_spark: OnSpark, tmp
         ("sparklm prepare", "sparklm: prepare, find duplicates"),
         ("sparklm prepare", "sparklm: prepare, tokenise into shards: 1"),
         ("sparklm word2vec", "sparklm: word2vec, round 1 of 1"),
+        ("sparklm measure workers", "sparklm: measure workers"),
         (epoch, "sparklm: epoch 1, steps 0 to 1"),
         (epoch, "sparklm: epoch 1, steps 0 to 1: mean"),
         (epoch, "sparklm: epoch 1, steps 1 to 2"),
