@@ -30,7 +30,7 @@ from sparklm.text.prepare import check_corpus, is_unchanged, prepare
 from sparklm.text.shards import Dataset, Manifest, is_dataset, open_dataset
 from sparklm.training.checkpoint.commit import latest_step
 from sparklm.training.device import replica_threads
-from sparklm.training.fit import fit
+from sparklm.training.fit import FitResult, fit
 from sparklm.training.heartbeat import clear_beats
 from sparklm.training.metrics import METRICS, EpochRecord
 from sparklm.training.run import (
@@ -77,15 +77,16 @@ def train(config: Config, folder: Folder, start: Start, watcher: Watcher, *, kee
             dataset = _reopen(run, placement, keep_text)
         identified = identify(run=run.run_id)
         with exporting(run, watcher.warn) as exporters:
-            result = _train(run, dataset, placement, exporters, time.monotonic() - began)
+            result, sample = _train(run, dataset, placement, exporters, time.monotonic() - began)
+        files = _copy_outputs(folder, config)
         forget(identified)  # not when something goes wrong: that is still to be logged
-    return result
+    return JobResult(records=result.records, model_record=result.model_record, sample=sample, files=files)
 
 
 def _train(
     run: Run, dataset: Dataset, placement: Placement, exporters: Sequence[SafeExporter], seconds_before: float
-) -> JobResult:
-    """Train, and make everything that a trained model is shown by."""
+) -> tuple[FitResult, str]:
+    """Train, and make everything that a trained model is shown by; returns also the text that it generates."""
     began, config, folder, watcher = time.monotonic(), run.config, run.folder, placement.watcher
     plan = make_plan(config, dataset)
     watcher.stage(
@@ -106,8 +107,7 @@ def _train(
     if result.did_steps or not folder.exists(STATS_JSON):
         write_statistics(run, dataset.manifest, result, placement, seconds)
         _write_report(folder, watcher)
-    files = _copy_outputs(folder, config)
-    return JobResult(records=result.records, model_record=result.model_record, sample=sample, files=files)
+    return result, sample
 
 
 def check(config: Config, folder: Folder) -> Run | None:
