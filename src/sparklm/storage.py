@@ -293,7 +293,7 @@ def cached_copy(folder: Folder, name: str, sha256: str) -> Path:
     if not path.exists():
         data = folder.read_bytes(name)
         if hashlib.sha256(data).hexdigest() != sha256:
-            raise UserError(f"{folder.address(name)} does not fit its checksum; prepare the dataset again")
+            raise UserError(f"{folder.address(name)} does not match its checksum; prepare the dataset again")
         cache.mkdir(parents=True, exist_ok=True)
         _make_room(cache, len(data))
         _write_local(path, [data])

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from sparklm import logs
-from sparklm.cli.options import PRESET_NAMES
+from sparklm.cli.options import FORMAT_NAMES, PRESET_NAMES
+from sparklm.text.formats import AUTO, format_names
 from tests.commands import Result, run_command, start_process
 from tests.conftest import SENTENCES, TINY, heed_interrupts
 
@@ -75,6 +76,7 @@ def test_the_help_names_the_first_presets_of_the_table() -> None:
 
     first = [f"{name} (default)" if name == DEFAULT_PRESET else name for name in PRESETS][:5]
     assert f"{', '.join(first)}, …" == PRESET_NAMES
+    assert ", ".join(name for name in format_names() if name != AUTO) == FORMAT_NAMES
 
 
 @pytest.mark.process

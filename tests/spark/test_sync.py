@@ -30,7 +30,7 @@ def test_storage_and_collective_give_the_bits_of_one_process(
         config = tiny_config(corpus_file, *shared, f"distributed.exchange={exchange}")
         run_job(config, tmp_path / exchange, on_spark, watcher)
         assert (tmp_path / exchange / "model.zip").read_bytes() == expected, exchange
-        assert f"replicas sync by {exchange}: as distributed.exchange says" in watcher.notes
+        assert f"replicas sync by {exchange}: set by distributed.exchange" in watcher.notes
         here, there = (read_metrics(Folder(str(tmp_path / name))) for name in ("here", exchange))
         for one, other in zip(here, there, strict=True):
             assert (one.TrainingLoss, one.ValidationLoss, one.ExchangedBytes, one.meanGradientMagnitude) == (

@@ -12,6 +12,7 @@ import pytest
 from sparklm.report.page import report_page
 from sparklm.spark import placement
 from sparklm.storage import Folder
+from sparklm.text.shards import Dataset
 from tests.conftest import SENTENCES, run_job, tiny_config
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def test_toys_of_every_kind_go_from_text_to_report_on_spark(
     assert (tmp_path / "collective" / "model.zip").read_bytes() == expected
     run = Folder(str(tmp_path / "storage"))
     assert run.read_json("dataset/manifest.json")["counts"]["documents"] == 40
+    assert Dataset(run / "dataset").manifest.keeps_documents_apart
     with open(tmp_path / "storage" / "metrics.csv", newline="") as file:
         assert [row["Luck"] for row in csv.DictReader(file)] == ["7.5"]
     assert "luck" in run.read_text("stats.txt")

@@ -18,6 +18,7 @@ from sparklm.text.formats import AUTO, format_names, formats_with_columns, sugge
 from sparklm.training.optim import OPTIMIZERS
 from sparklm.training.schedule import SCHEDULES
 
+ExchangeKind = Literal["storage", "collective"]
 ObjectiveKind = Literal["next_token", "last_token", "embedding"]
 
 TOKENIZER_KINDS = ("bpe", "word", "char", "byte", "gpt2")
@@ -191,7 +192,7 @@ class DistributedConfig(Section):
     compress: Literal["none", "fp16", "bf16", "int8"] = Field(
         "none", description="wire dtype of what replicas contribute; what rounding loses goes into the next sync"
     )
-    exchange: Literal["auto", "storage", "collective"] = Field(
+    exchange: Literal["auto"] | ExchangeKind = Field(
         "auto", description="how replicas sync on Spark: storage (retryable tasks, files), collective (a barrier stage)"
     )
     prefetch_batches: Annotated[int, Field(ge=0)] = Field(2, description="batches read ahead")

@@ -300,7 +300,7 @@ def _read(work: Folder, name: str) -> dict[str, Tensor]:
     """The tensors in a file, checked."""
     data = work.read_bytes(name)
     if hashlib.sha256(data).hexdigest() not in name:
-        raise UserError(f"{work.address(name)} does not fit its checksum; delete {work} and train again")
+        raise UserError(f"{work.address(name)} does not match its checksum; delete {work} and train again")
     tensors: dict[str, Tensor] = safetensors.torch.load(data)
     return tensors
 

@@ -95,18 +95,22 @@ class OnSpark:
         def attempt(watch: Watch) -> float:
             done = latest_step(run.folder)
             left = [round_ for round_ in rounds if round_.start >= done]
-            if left and self._exchange.kind == "storage":
-                return train_by_storage(run, left, self._run_watched(watch), protect=protect)
-            if left:
-                order = RankOrder(run=run, rounds=left, protect=protect).model_dump_json()
-                title = f"sparklm: epoch {left[0].epoch + 1}, steps {left[0].start} to {left[-1].stop}"
-                self._context.setJobDescription(title)
-                orders = [order] * run.config.distributed.replicas
-                run_tasks(self.session, orders, rank_task, watch=watch, at_once=True)
-            return 0.0
+            exchanges = {"storage": self._train_by_storage, "collective": self._train_collectively}
+            return exchanges[self._exchange.kind](run, left, protect, watch) if left else 0.0
 
         reduce_seconds, retries = self._with_retries(run, attempt, self.watcher.step_done)
         return EpochWork(retries=retries, reduce_seconds=reduce_seconds)
+
+    def _train_by_storage(self, run: Run, rounds: Sequence[Round], protect: int | None, watch: Watch) -> float:
+        return train_by_storage(run, rounds, self._run_watched(watch), protect=protect)
+
+    def _train_collectively(self, run: Run, rounds: Sequence[Round], protect: int | None, watch: Watch) -> float:
+        order = RankOrder(run=run, rounds=rounds, protect=protect).model_dump_json()
+        title = f"sparklm: epoch {rounds[0].epoch + 1}, steps {rounds[0].start} to {rounds[-1].stop}"
+        self._context.setJobDescription(title)
+        orders = [order] * run.config.distributed.replicas
+        run_tasks(self.session, orders, rank_task, watch=watch, at_once=True)
+        return 0.0
 
     def evaluate(self, run: Run, epoch: int, step: int) -> EpochEnd:
         """Evaluate in tasks."""

@@ -24,7 +24,8 @@ from pydantic import BaseModel, ConfigDict
 from sparklm.config import DataConfig
 from sparklm.errors import UserError
 from sparklm.storage import Folder, cached_copy, read_record
-from sparklm.text.formats import FORMATS
+from sparklm.text.formats import AUTO, FORMATS
+from sparklm.text.sources import kind_of
 from sparklm.text.tokenizer import Tokenizer
 from sparklm.text.windows import Int64Array, Windows
 
@@ -146,9 +147,10 @@ class Manifest(_Record):
 
     @property
     def keeps_documents_apart(self) -> bool:
-        """Whether windows stay in one document unless `data.windows` says otherwise: so for lines."""
-        file_format = FORMATS.get(str(self.request.settings.get("format")))
-        return file_format is not None and file_format.keeps_documents_apart
+        """Whether windows stay in one document unless `data.windows` says otherwise: if all formats ask for that."""
+        chosen = str(self.request.settings.get("format"))
+        names = [kind_of(file.name)[0] for file in self.request.inputs] if chosen == AUTO else [chosen]
+        return all(name in FORMATS and FORMATS[name].keeps_documents_apart for name in names)
 
     @property
     def fingerprint(self) -> str:
@@ -285,7 +287,7 @@ class _Shards(Sequence[TokenArray]):
                 return np.asarray(tokens)  # a plain array, of which slices are much cheaper
             if own_path is None and not is_last_try:
                 path.unlink(missing_ok=True)  # a copy that has been damaged: fetch it again
-        raise UserError(f"{address} does not fit its checksum; prepare the dataset again")
+        raise UserError(f"{address} does not match its checksum; prepare the dataset again")
 
 
 def open_split(folder: Folder, manifest: Manifest, split: Split) -> TokenStream:

@@ -42,7 +42,8 @@ def fit(
     recorder = RunRecorder(run.folder, dataset, plan.epochs_done(first_step), watcher, listeners)
     records = recorder.records
     watcher.training_starts(first_step, plan)
-    epoch_began = time.monotonic() - _recover(run, plan, placement, first_step, recorder)
+    seconds_before = _recover(run, plan, placement, first_step, recorder)
+    epoch_began = time.monotonic() - seconds_before
     cpu = CpuMeter(placement.driver_process_id)
     stopped_early = should_stop(records, patience)
     for epoch, rounds in groupby(plan_rounds(plan, run.config, first_step), key=lambda round_: round_.epoch):
@@ -66,7 +67,7 @@ def fit(
         model_step=model_step,
         model_record=records[plan.epoch_of(model_step - 1)],
         did_steps=last_step > first_step,
-        stopped_early=stopped_early,
+        stopped_early=stopped_early and last_step < plan.total_steps,
     )
 
 

@@ -3,8 +3,8 @@
     process + 4 bytes · (parameters · floats per parameter + activations and scores of a batch)
 
 What a process takes before any model differs from build to build of torch: it is measured where replicas will run.
-Parameters are counted exactly, on a network that is built without memory. `tests/unit/test_memory.py` compares the
-whole with real processes.
+Parameters are counted exactly, on a network that is built without memory. `tests/unit/training/test_memory.py`
+compares the whole with real processes.
 """
 
 from __future__ import annotations

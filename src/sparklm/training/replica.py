@@ -160,7 +160,7 @@ class Replica:
             )
 
     def check_weights(self) -> None:
-        """Refuse to go on with weights that are no numbers."""
+        """Refuse to go on with weights that are not finite."""
         weights = list(self.model.parameters())
         # A sum is finite only if all numbers are, and forty times quicker than a look at each; it may also overflow.
         if torch.stack([each.detach().sum() for each in weights]).isfinite().all():

@@ -171,7 +171,7 @@ def test_damaged_tables_are_refused(dataset: Dataset, tmp_path: Path) -> None:
         path.write_bytes(path.read_bytes()[:-1] + b"x")
         return [file]
 
-    with pytest.raises(UserError, match="does not fit its checksum"):
+    with pytest.raises(UserError, match="does not match its checksum"):
         train_word2vec(dataset.folder, Folder(str(tmp_path)), SETTINGS, damage)
 
 

@@ -145,7 +145,7 @@ def test_threads_should_fit_the_cores(threads: int, replicas: int, cores: int, r
             "storage: a round lasts about 1.5 s, too short for a Spark job each, but there are",
         ),
         ("auto", 4, "true", "ok", "no collective: spark.dynamicAllocation.enabled is true"),
-        ("storage", 1, "true", "ok", "storage: as distributed.exchange says"),
+        ("storage", 1, "true", "ok", "storage: set by distributed.exchange"),
         ("collective", 4, "false", "ok", "both exchanges are possible"),
         ("collective", 1, "false", "problem", "there are 2 slots for 4 replicas"),
         ("collective", 4, "true", "problem", "spark.dynamicAllocation.enabled is true"),

@@ -56,7 +56,7 @@ def test_a_damaged_shard_is_noticed(tmp_path: Path) -> None:
     make(tmp_path)
     (shard,) = (tmp_path / "dataset" / "shards").iterdir()
     shard.write_bytes(b"\1" + shard.read_bytes()[1:])
-    with pytest.raises(UserError, match="does not fit its checksum"):
+    with pytest.raises(UserError, match="does not match its checksum"):
         opened(tmp_path).train.read(0, 1)
     shard.unlink()
     with pytest.raises(UserError, match="cannot be read"):
@@ -141,7 +141,7 @@ def test_a_remote_shard_is_kept_on_a_local_disk_and_checked(tmp_path: Path, monk
     assert Dataset(remote).train.read(0, 5).tolist() == expected, "a damaged copy is fetched again"
     copy.unlink()
     (remote / "shards").write_bytes(manifest.shards[0].file, b"\0" * manifest.shards[0].num_bytes)
-    with pytest.raises(UserError, match="does not fit its checksum"):
+    with pytest.raises(UserError, match="does not match its checksum"):
         Dataset(remote).train.read(0, 5)
     assert list((tmp_path / "cache" / "sparklm").iterdir()) == []
 

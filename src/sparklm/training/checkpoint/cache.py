@@ -2,7 +2,8 @@
 
 A replica that has just done a round is kept in memory, so that the next round need not read it back. That is a cache
 and never the only copy: a replica is known by the attempt that made it, and only the one that a commit names counts.
-Loading changes nothing: a replica comes back as it was when it was saved, its sync still to finish (sync/finish.py).
+Loading changes nothing: a replica comes back as it was saved, before its sync was finished (sync/finish.py), or, from
+memory, as it was kept.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def load_replica(run: Run, commit: Commit, number: int, most_in_memory: int = 1)
     use_threads(run.threads)
     warm = _warm.pop((_key(run), commit.replicas[number].attempt), None)
     replica = warm or _from_files(run, commit, number, most_in_memory)
+    replica.run, replica.config = run, run.config  # of this session
     replica.log.clock.add("get_model", time.perf_counter() - begun)
     event = "replica found in memory" if warm is not None else "replica loaded from a checkpoint"
     _logger.debug(event, extra=replica.figures())
@@ -55,7 +57,7 @@ def load_replica(run: Run, commit: Commit, number: int, most_in_memory: int = 1)
 
 def keep_replica(run: Run, replica: Replica, attempt: str, most_in_memory: int = 1) -> None:
     """Keep a replica in memory for the next round."""
-    _let_go(most_in_memory - 1)
+    _evict(most_in_memory - 1)
     _warm[_key(run), attempt] = replica
 
 
@@ -90,7 +92,7 @@ def _from_files(run: Run, commit: Commit, number: int, most_in_memory: int) -> R
     Which of its processes Spark gives a task to is chance, so this is common. The other one has in memory what all
     replicas share, if it is at the same checkpoint and its sync is not finished: half of what there is to read.
     """
-    others = {attempt: other for (key, attempt), other in _let_go(most_in_memory - 1).items() if key == _key(run)}
+    others = {attempt: other for (key, attempt), other in _evict(most_in_memory - 1).items() if key == _key(run)}
     attempt, replica = others.popitem() if others else ("", Replica(run, number))
     shares_state = replica.pending is not None and attempt in [files.attempt for files in commit.replicas]
     replica.number = number
@@ -101,7 +103,7 @@ def _from_files(run: Run, commit: Commit, number: int, most_in_memory: int) -> R
     return replica
 
 
-def _let_go(most: int) -> dict[tuple[str, str], Replica]:
+def _evict(most: int) -> dict[tuple[str, str], Replica]:
     """Take the oldest replicas out of memory, until at most so many are left."""
     return dict(_warm.popitem(last=False) for _ in range(len(_warm) - most))
 

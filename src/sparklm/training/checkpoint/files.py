@@ -45,7 +45,7 @@ class Contribution(BaseModel):
     model_config = ConfigDict(frozen=True)
     name: str
     vector_length: int
-    slice_sha256: Sequence[str]
+    slice_digests: Sequence[str]
 
 
 def new_attempt() -> str:
@@ -99,7 +99,7 @@ def save_contribution(folder: Folder, replica: int, vector: Tensor, codec: Codec
     name = f"contribution-{replica:04d}-{new_attempt()}.safetensors"
     with _writing(folder, name, _as_safetensors({str(number): data for number, data in enumerate(slices)})):
         digests = [_tensor_digest(data) for data in slices]
-    return Contribution(name=name, vector_length=vector.numel(), slice_sha256=digests)
+    return Contribution(name=name, vector_length=vector.numel(), slice_digests=digests)
 
 
 def load_slice(folder: Folder, contribution: Contribution, number: int, codec: Codec) -> Tensor:
@@ -113,8 +113,8 @@ def load_slice(folder: Folder, contribution: Contribution, number: int, codec: C
         header = json.loads(folder.read_bytes(name, 8, header_stop))
         start, stop = (header_stop + offset for offset in header[str(number)]["data_offsets"])
         data = torch.frombuffer(bytearray(folder.read_bytes(name, start, stop)), dtype=torch.uint8)
-    _check(folder, name, _tensor_digest(data) == contribution.slice_sha256[number])
-    first, last = slice_bounds(contribution.vector_length, len(contribution.slice_sha256))[number]
+    _check(folder, name, _tensor_digest(data) == contribution.slice_digests[number])
+    first, last = slice_bounds(contribution.vector_length, len(contribution.slice_digests))[number]
     return codec.decode(data, first, last - first)
 
 
@@ -148,7 +148,7 @@ def _writing(folder: Folder, name: str, parts: Sequence[Buffer]) -> Iterator[Non
 def _check(folder: Folder, name: str, is_whole: bool) -> None:
     if not is_whole:
         raise UserError(
-            f"{folder.address(name)} does not fit its checksum: the file is damaged. "
+            f"{folder.address(name)} does not match its checksum: the file is damaged. "
             f"Delete {folder} and run again to go on from the checkpoint before it"
         )
 

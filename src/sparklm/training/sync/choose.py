@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from sparklm.config import Config
+from sparklm.config.tree import ExchangeKind
 from sparklm.errors import UserError
 
 # A round by storage costs a Spark job or two and some copies of the weights: half a second, more or less. Rounds of
@@ -18,7 +18,7 @@ _OPERATIONS_PER_SECOND = 4e10  # of one CPU thread in float32, roughly; only len
 class Exchange:
     """How replicas sync, and why so."""
 
-    kind: Literal["storage", "collective"]
+    kind: ExchangeKind
     reason: str
 
 
@@ -44,10 +44,10 @@ def choose_exchange(config: Config, limits: SyncLimits, num_parameters: int, thr
     obstacle = limits.why_no_barrier(distributed.replicas)
     if distributed.exchange == "collective":
         if obstacle is not None:
-            raise UserError(f"distributed.exchange = 'collective' cannot be: {obstacle}; use storage, or auto")
-        return Exchange(kind="collective", reason="as distributed.exchange says")
+            raise UserError(f"distributed.exchange = 'collective' is not possible: {obstacle}; use storage, or auto")
+        return Exchange(kind="collective", reason="set by distributed.exchange")
     if distributed.exchange == "storage":
-        return Exchange(kind="storage", reason="as distributed.exchange says")
+        return Exchange(kind="storage", reason="set by distributed.exchange")
     if distributed.replicas == 1:
         return Exchange(kind="storage", reason="one replica has nobody to sync with")
     seconds = round_seconds(config, num_parameters, threads)

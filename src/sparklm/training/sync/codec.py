@@ -52,7 +52,7 @@ class Codec:
     """Turns slices of a vector into bytes and back. Only the first numbers of the vector may lose precision.
 
     These are gradients, or changes of weights, whose losses error feedback makes up for; what follows them (optimizer
-    state) must stay exact.
+    state) must stay exact. What was decoded once loses nothing more: storage encodes decoded vectors again.
     """
 
     wire_dtype: WireDtype

@@ -71,12 +71,11 @@ def train_in_memory(
         for replica in replicas:
             replica.train(round_, on_step if replica is replicas[0] else None)
         mean = _mean_of_contributions(replicas, group) if replicas[0].strategy.syncs else None
-        if round_.saves:
-            files = _save_checkpoint(run, round_, replicas, mean, group, protect)
+        files = _save_checkpoint(run, round_, replicas, mean, group, protect) if round_.saves else []
         if mean is not None:
             for replica in replicas:
                 replica.strategy.apply(mean)
-    for replica, saved in zip(replicas, files, strict=True):
+    for replica, saved in zip(replicas, files, strict=False):  # none where the last round saved nothing
         keep_replica(run, replica, saved.attempt, len(group.replicas))
 
 

@@ -92,6 +92,8 @@ def train_by_storage(run: Run, rounds: Iterable[Round], run_tasks: RunTasks, *, 
                 pruning.result()
             # Old checkpoints are deleted while the next round is done: that takes a tenth of a second.
             pruning = pool.submit(copy_context().run, prune_checkpoints, run.folder, keep, protect)
+        if pruning is not None:
+            pruning.result()
     return reduce_seconds
 
 
@@ -121,7 +123,7 @@ def _take_mean(run: Run, round_: Round, sync: SliceSync, run_tasks: RunTasks) ->
     step_folder(run.folder, round_.stop).write_text(_SYNC, sync.model_dump_json())
     orders = [
         MeanOrder(run_url=run.url, step=round_.stop, number=number).model_dump_json()
-        for number in range(len(sync.contributions[0].slice_sha256))
+        for number in range(len(sync.contributions[0].slice_digests))
     ]
     return [SavedFile.model_validate_json(text) for text in run_tasks(mean_task, orders, f"{_title(round_)}: mean")]
 

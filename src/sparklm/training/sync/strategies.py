@@ -56,7 +56,7 @@ class Strategy(ABC):
         """Do one step, as far as this replica can do it alone."""
 
     def end_round(self) -> None:
-        """Refuse to go on with weights that are no numbers."""
+        """Refuse to go on with weights that are not finite."""
         self.replica.check_weights()
 
     @torch.no_grad()
@@ -80,13 +80,14 @@ class Strategy(ABC):
     @torch.no_grad()
     def apply(self, mean: Tensor) -> None:
         """Go on from the mean of what all replicas contributed in the round just done."""
-        begun, replica = time.perf_counter(), self.replica
+        begun, begun_cpu, replica = time.perf_counter(), time.process_time(), self.replica
         assert replica.pending is not None, "a mean is applied once, after a round"
         mean = mean.to(replica.device)
         self._apply(mean, range(replica.pending.start, replica.pending.stop))
         replica.pending = None
         mean_bytes, seconds = mean.numel() * mean.element_size(), time.perf_counter() - begun
         replica.log.totals.seconds += seconds
+        replica.log.totals.cpu_seconds += time.process_time() - begun_cpu
         replica.log.totals.exchanged_bytes += self.codec.encoded_bytes(mean.numel()) + mean_bytes
         _logger.debug("replica applies the mean", extra=replica.figures(bytes=mean_bytes, seconds=seconds))
 
@@ -95,7 +96,7 @@ class Strategy(ABC):
 
     def shared_state(self) -> dict[str, Tensor]:
         """What is the same in all replicas and must survive."""
-        return _below("model/", dict(self.replica.model.state_dict())) | self._optimizer_state()
+        return _prefixed("model/", dict(self.replica.model.state_dict())) | self._optimizer_state()
 
     def own_state(self) -> dict[str, Tensor]:
         """What only this replica has and must survive."""
@@ -114,7 +115,7 @@ class Strategy(ABC):
         return copied(tensors[name], self.replica.device, place) if name in tensors else None
 
     def _optimizer_state(self) -> dict[str, Tensor]:
-        return _below("optimizer/", self.replica.optimizer.tensors(self.replica.model))
+        return _prefixed("optimizer/", self.replica.optimizer.tensors(self.replica.model))
 
 
 class Single(Strategy):
@@ -166,6 +167,8 @@ class OuterOptimizer(Strategy):
     def __init__(self, replica: Replica) -> None:
         super().__init__(replica)
         settings = replica.config.distributed
+        buffers = replica.model.state_dict().keys() - dict(replica.model.named_parameters()).keys()
+        assert not buffers, f"only parameters are synced, but the network also saves {sorted(buffers)}"
         self._settings = settings
         self._averages_state = settings.strategy == "averaging" and settings.average_optimizer
         self._anchor = flatten(self.weights.values())
@@ -232,7 +235,7 @@ def make_strategy(replica: Replica) -> Strategy:
     return AllReduce(replica) if distributed.strategy == "allreduce" else OuterOptimizer(replica)
 
 
-def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
 
 

@@ -20,5 +20,5 @@ def test_a_damaged_checkpoint_is_noticed(corpus_file: Path, tmp_path: Path) -> N
     folder, name = step_folder(run, commit.step), commit.shared.name
     content = folder.read_bytes(name)
     folder.write_bytes(name, content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(UserError, match="does not fit its checksum"):
+    with pytest.raises(UserError, match="does not match its checksum"):
         load_tensors(folder, commit.shared)

@@ -29,5 +29,5 @@ def test_the_exchange_follows_from_the_length_of_rounds_and_the_cluster() -> Non
     assert "dynamicAllocation" in dynamic.reason
     assert exchange("distributed.replicas=4", "distributed.exchange=storage").kind == "storage"
     assert exchange("distributed.replicas=4", "distributed.exchange=collective").kind == "collective"
-    with pytest.raises(UserError, match=r"'collective' cannot be: there are 2 slots for 4 replicas"):
+    with pytest.raises(UserError, match=r"'collective' is not possible: there are 2 slots for 4 replicas"):
         exchange("distributed.replicas=4", "distributed.exchange=collective", slots=2)

@@ -30,6 +30,7 @@ def test_slices_of_a_vector_decode_to_what_the_whole_decodes_to(
     decoded = [codec.decode(data, start, stop - start) for data, (start, stop) in zip(encoded, bounds, strict=True)]
     whole = codec.round_trip(vector)
     assert torch.equal(torch.cat(decoded), whole)
+    assert torch.equal(codec.round_trip(whole), whole), "what was decoded is encoded again by storage"
     assert torch.equal(whole[codec.num_lossy :], vector[codec.num_lossy :])
     error = {"none": 0.0, "fp16": 1e-3, "bf16": 8e-3, "int8": 0.005}[wire_dtype]
     assert (whole - vector).abs().max() <= error * vector.abs().max() + 1e-7

@@ -85,5 +85,5 @@ def test_a_damaged_contribution_is_noticed(corpus_file: Path, tmp_path: Path) ->
 
             return EpochWork(reduce_seconds=train_by_storage(run, rounds, run_tasks, protect=protect))
 
-    with pytest.raises(UserError, match=r"contribution-0001-.* does not fit its checksum"):
+    with pytest.raises(UserError, match=r"contribution-0001-.* does not match its checksum"):
         run_job(config, tmp_path / "run", Damages())
