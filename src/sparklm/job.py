@@ -28,6 +28,7 @@ from sparklm.storage import Folder, split_address
 from sparklm.text.corpus import corpus_address
 from sparklm.text.prepare import check_corpus, is_unchanged, prepare
 from sparklm.text.shards import Dataset, Manifest, is_dataset, open_dataset
+from sparklm.text.windows import WindowPlan
 from sparklm.training.checkpoint.commit import latest_step
 from sparklm.training.device import replica_threads
 from sparklm.training.fit import FitResult, fit
@@ -71,24 +72,29 @@ def train(config: Config, folder: Folder, start: Start, watcher: Watcher, *, kee
     with start(watcher) as placement:
         began = time.monotonic()
         if run is None:
-            run, dataset = _begin(config, folder, placement)
+            run, dataset, plan = _begin(config, folder, placement)
         else:
             run = run.with_settings(config)
             dataset = _reopen(run, placement, keep_text)
+            plan = make_plan(config, dataset)
         identified = identify(run=run.run_id)
         with exporting(run, watcher.warn) as exporters:
-            result, sample = _train(run, dataset, placement, exporters, time.monotonic() - began)
+            result, sample = _train(run, dataset, plan, placement, exporters, time.monotonic() - began)
         files = _copy_outputs(folder, config)
         forget(identified)  # not when something goes wrong: that is still to be logged
     return JobResult(records=result.records, model_record=result.model_record, sample=sample, files=files)
 
 
 def _train(
-    run: Run, dataset: Dataset, placement: Placement, exporters: Sequence[SafeExporter], seconds_before: float
+    run: Run,
+    dataset: Dataset,
+    plan: WindowPlan,
+    placement: Placement,
+    exporters: Sequence[SafeExporter],
+    seconds_before: float,
 ) -> tuple[FitResult, str]:
     """Train, and make everything that a trained model is shown by; returns also the text that it generates."""
     began, config, folder, watcher = time.monotonic(), run.config, run.folder, placement.watcher
-    plan = make_plan(config, dataset)
     watcher.stage(
         f"Training in {placement.description}, {_replicas(config)}{count(plan.total_steps, 'step')}, "
         f"{count(run.threads, 'thread')}"
@@ -148,7 +154,7 @@ def _reopen(run: Run, placement: Placement, keep_text: bool) -> Dataset:
     return dataset
 
 
-def _begin(config: Config, folder: Folder, placement: Placement) -> tuple[Run, Dataset]:
+def _begin(config: Config, folder: Folder, placement: Placement) -> tuple[Run, Dataset, WindowPlan]:
     """Find or make the dataset and fix the settings; a new run folder is removed again when the text is no good."""
     corpus, watcher = config.data.corpus, placement.watcher
     is_new = not set(folder.names()) - {STATUS}
@@ -163,11 +169,12 @@ def _begin(config: Config, folder: Folder, placement: Placement) -> tuple[Run, D
         dataset = open_dataset(place)
         for note in describe_counts(dataset.manifest):
             watcher.note(note)
-        make_plan(config, dataset)  # which refuses what is too short
+        plan = make_plan(config, dataset)  # which refuses what is too short
         _note_short_documents(config, dataset, watcher)
         if config.data.embeddings is not None:
             _write_embeddings(config.data.embeddings, config, dataset, folder, placement)
-        return create_run(folder, config, name, dataset.manifest, replica_threads(config, placement)), dataset
+        run = create_run(folder, config, name, dataset.manifest, replica_threads(config, placement))
+        return run, dataset, plan
     except UserError:
         if is_new:
             folder.remove()

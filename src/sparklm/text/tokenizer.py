@@ -9,6 +9,7 @@ tokenizer_kinds.py makes tokenizers; this module uses them.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Sequence
@@ -44,12 +45,11 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str, name: str = "tokenizer.json") -> Tokenizer:
-        """Load from the text of a tokenizer.json."""
+        """Load from the text of a tokenizer.json; a run, its model and its report parse theirs once."""
         try:
-            backend = HuggingFaceTokenizer.from_str(text)
+            return _parse(text)
         except Exception as error:
             raise UserError(f"{name} is not a Hugging Face tokenizer.json: {error}") from error
-        return cls(backend)
 
     def to_json(self) -> str:
         """The text of the tokenizer.json."""
@@ -94,6 +94,11 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """The text of one token, special tokens by name."""
         return str(self._backend.decode([token_id], skip_special_tokens=False))
+
+
+@functools.lru_cache(maxsize=2)
+def _parse(text: str) -> Tokenizer:
+    return Tokenizer(HuggingFaceTokenizer.from_str(text))
 
 
 def _end_of_text(backend: Any) -> int:

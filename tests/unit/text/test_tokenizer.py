@@ -59,7 +59,7 @@ def test_other_ids_for_the_probe_or_no_gigatoken_mean_the_slow_way(monkeypatch: 
 
     with monkeypatch.context() as patch:
         patch.setattr(gigatoken.Tokenizer, "from_json", lambda text: Wrong())
-        tokenizer = Tokenizer.from_json(BPE.to_json())
+        tokenizer = Tokenizer(HuggingFaceTokenizer.from_str(BPE.to_json()))
     assert tokenizer.encoder == "tokenizers (gigatoken gives other ids for a probe text)"
     assert tokenizer.encode("the mat").tolist() == BPE.encode("the mat").tolist()
 
@@ -71,7 +71,13 @@ def test_other_ids_for_the_probe_or_no_gigatoken_mean_the_slow_way(monkeypatch: 
         return original(name, *arguments, **options)
 
     monkeypatch.setattr(builtins, "__import__", without_gigatoken)
-    assert Tokenizer.from_json(BPE.to_json()).encoder == "tokenizers (gigatoken is not installed)"
+    tokenizer = Tokenizer(HuggingFaceTokenizer.from_str(BPE.to_json()))
+    assert tokenizer.encoder == "tokenizers (gigatoken is not installed)"
+
+
+def test_the_same_tokenizer_is_parsed_once() -> None:
+    assert Tokenizer.from_json(BPE.to_json()) is Tokenizer.from_json(BPE.to_json())
+    assert Tokenizer.from_json(BPE.to_json()) is not Tokenizer.from_json(BYTE.to_json())
 
 
 def test_both_trainers_learn_the_same_merges_and_write_nothing_on_the_screen(
