@@ -30,7 +30,8 @@ from sparklm.config import DataConfig
 from sparklm.config.resolve import resolve
 from sparklm.evaluation import CorpusEvaluation, evaluate_corpus
 from sparklm.models.model_zip import load_model
-from sparklm.placement.start import in_process
+from sparklm.placement.in_process import InProcess
+from sparklm.placement.start import running
 from sparklm.progress.terminal import console_view
 from sparklm.progress.tracker import Tracker
 from sparklm.storage import Folder
@@ -160,7 +161,7 @@ def train_lstm(given: argparse.Namespace, dataset: Dataset, run: Folder) -> tupl
         "training.threads": given.threads,
     }
     with Tracker(console_view(Console())) as watcher:
-        result = job.train(resolve(flags=settings).config, run, in_process, watcher)
+        result = job.train(resolve(flags=settings).config, run, running(InProcess()), watcher)
     return evaluate_corpus(load_model(run.address(MODEL)), dataset.folder.url), training_seconds(result.records)
 
 

@@ -37,7 +37,8 @@ from sparklm.errors import TrainingDivergedError
 from sparklm.evaluation import CorpusEvaluation, evaluate_corpus
 from sparklm.models.build import count_parameters
 from sparklm.models.model_zip import load_model
-from sparklm.placement.start import in_process
+from sparklm.placement.in_process import InProcess
+from sparklm.placement.start import running
 from sparklm.progress.watcher import Watcher
 from sparklm.storage import Folder
 from sparklm.text.shards import Dataset
@@ -147,7 +148,7 @@ def train(trial: Trial, with_evaluation: bool) -> Outcome | None:
     with tempfile.TemporaryDirectory() as place:
         run = Folder(place) / "run"
         try:
-            result = job.train(config, run, in_process, Watcher())
+            result = job.train(config, run, running(InProcess()), Watcher())
         except TrainingDivergedError:
             return None
         trained = load_model(run.address(MODEL))

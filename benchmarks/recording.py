@@ -36,7 +36,7 @@ from sparklm.config.resolve import resolve
 from sparklm.models.build import count_parameters
 from sparklm.placement.in_process import InProcess
 from sparklm.placement.protocol import EpochWork
-from sparklm.placement.start import in_process
+from sparklm.placement.start import running
 from sparklm.progress.status import StatusFile, View
 from sparklm.progress.terminal import PlainView
 from sparklm.progress.tracker import Tracker
@@ -88,7 +88,7 @@ def seconds_of(config: Config, *, recorded: bool) -> float:
         views: list[View] = [StatusFile(run), PlainView(Console(file=io.StringIO()))] if recorded else []
         output = config.output.model_copy(update={"tensorboard": recorded})
         with Tracker(*views) as tracker, contextlib.nullcontext() if recorded else bare():
-            result = job.train(config.model_copy(update={"output": output}), run, in_process, tracker)
+            result = job.train(config.model_copy(update={"output": output}), run, running(InProcess()), tracker)
         return sum(record.TimeStamp for record in result.records) / 1000
 
 

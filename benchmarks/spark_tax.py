@@ -49,9 +49,9 @@ from sparklm import job
 from sparklm.config import Config, DataConfig, SparkConfig
 from sparklm.config.resolve import resolve
 from sparklm.models.build import count_parameters
-from sparklm.placement.in_process import usable_cores
+from sparklm.placement.in_process import InProcess, usable_cores
 from sparklm.placement.protocol import RunTasks
-from sparklm.placement.start import Start, in_process, running
+from sparklm.placement.start import Start, running
 from sparklm.progress.watcher import Watcher
 from sparklm.spark.placement import OnSpark
 from sparklm.spark.tasks import Watch
@@ -118,7 +118,7 @@ class Commit:
     seconds: float
 
 
-def train(config: Config, start: Start = in_process, watcher: Watcher | None = None) -> list[Commit]:
+def train(config: Config, start: Start = running(InProcess()), watcher: Watcher | None = None) -> list[Commit]:
     """Train; return the times of all checkpoints that were kept."""
     with tempfile.TemporaryDirectory() as place:
         run = Folder(place) / "run"

@@ -39,11 +39,3 @@ def running(placement: Placement) -> Start:
         yield placement
 
     return start
-
-
-@contextmanager
-def in_process(watcher: Watcher) -> Iterator[Placement]:
-    """This process, as `job.train` starts it."""
-    from sparklm.placement.in_process import InProcess
-
-    yield InProcess(watcher)
