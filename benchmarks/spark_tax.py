@@ -59,7 +59,7 @@ from sparklm.storage import Folder
 from sparklm.training.checkpoint.commit import committed_steps, step_folder
 from sparklm.training.metrics import EpochRecord
 from sparklm.training.phases import PhaseClock
-from sparklm.training.records import EpochSample, StepRecord
+from sparklm.training.records import Sample, StepRecord
 from sparklm.training.replica import Replica
 from sparklm.training.sync import storage
 from sparklm.training.sync.codec import Codec
@@ -411,7 +411,7 @@ class MemoryWatcher(Watcher):
         self._spark = spark
         self.figures: list[float] = []
 
-    def epoch_done(self, record: EpochRecord, steps: Sequence[StepRecord], sample: EpochSample | None) -> None:
+    def epoch_done(self, record: EpochRecord, steps: Sequence[StepRecord], sample: Sample | None) -> None:
         python = psutil.Process(os.getpid()).memory_info().rss / 1e6
         self.figures = [python, peak_megabytes(), self._spark.heap_megabytes()]
 

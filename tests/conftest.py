@@ -27,7 +27,7 @@ from sparklm.storage import Folder
 from sparklm.text.windows import WindowPlan
 from sparklm.training.metrics import EpochRecord
 from sparklm.training.phases import StepProgress
-from sparklm.training.records import EpochSample, StepRecord
+from sparklm.training.records import Sample, StepRecord
 
 if TYPE_CHECKING:
     from sparklm.spark.placement import OnSpark
@@ -113,7 +113,7 @@ class RecordingWatcher(Watcher):
     def step_done(self, progress: StepProgress) -> None:
         self.steps.append(progress.step)
 
-    def epoch_done(self, record: EpochRecord, steps: Sequence[StepRecord], sample: EpochSample | None) -> None:
+    def epoch_done(self, record: EpochRecord, steps: Sequence[StepRecord], sample: Sample | None) -> None:
         self.records.append(record)
 
     def tasks_done(self, title: str, done: int, total: int) -> None:

@@ -18,7 +18,7 @@ from sparklm.training.records import (
     SAMPLES,
     STEPS,
     TASKS,
-    EpochSample,
+    Sample,
     StepRecord,
     TaskRecord,
     write_lines,
@@ -80,8 +80,8 @@ def step_records(epoch: int) -> list[StepRecord]:
     ]
 
 
-def epoch_sample(epoch: int) -> EpochSample:
-    return EpochSample(epoch=epoch, step=20 * epoch, prompt="The", text=f"The quick\n<b>fox</b> of epoch {epoch}")
+def epoch_sample(epoch: int) -> Sample:
+    return Sample(epoch=epoch, step=20 * epoch, prompt="The", text=f"The quick\n<b>fox</b> of epoch {epoch}")
 
 
 def write_history(run: Folder, epochs: int) -> None:
@@ -177,7 +177,7 @@ def add_history(run: Folder, *, on_spark: bool, steps_per_epoch: int = 120) -> N
     write_metrics(run, epochs)
     write_lines(run, STEPS, steps_of(epochs, steps_per_epoch))
     samples = [
-        EpochSample(epoch=e.Epoch, step=e.Epoch * steps_per_epoch, prompt="It was", text=f"It was {HOSTILE} {e.Epoch}")
+        Sample(epoch=e.Epoch, step=e.Epoch * steps_per_epoch, prompt="It was", text=f"It was {HOSTILE} {e.Epoch}")
         for e in epochs
     ]
     write_lines(run, SAMPLES, samples)

@@ -14,7 +14,7 @@ from sparklm.progress.watcher import Watcher
 from sparklm.text.windows import WindowPlan
 from sparklm.training.metrics import EpochRecord
 from sparklm.training.phases import StepProgress, working_seconds
-from sparklm.training.records import EpochSample, StepRecord
+from sparklm.training.records import Sample, StepRecord
 from sparklm.training.sync.rounds import Round
 from sparklm.wording import count
 
@@ -111,7 +111,7 @@ class Tracker(Watcher):
             seconds_left=(now - self._began) / done * left if done > 0 else None,
         )
 
-    def epoch_done(self, record: EpochRecord, steps: Sequence[StepRecord], sample: EpochSample | None) -> None:
+    def epoch_done(self, record: EpochRecord, steps: Sequence[StepRecord], sample: Sample | None) -> None:
         """Show its figures."""
         training = self.status.training
         if training is not None:

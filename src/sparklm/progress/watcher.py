@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from sparklm.text.windows import WindowPlan
     from sparklm.training.metrics import EpochRecord
     from sparklm.training.phases import StepProgress
-    from sparklm.training.records import EpochSample, StepRecord
+    from sparklm.training.records import Sample, StepRecord
     from sparklm.training.sync.rounds import Round
 
 
@@ -40,5 +40,5 @@ class Watcher:
     def step_done(self, progress: StepProgress) -> None:
         """The first replica has done a step (called as often as the placement knows of it)."""
 
-    def epoch_done(self, record: EpochRecord, steps: Sequence[StepRecord], sample: EpochSample | None) -> None:
+    def epoch_done(self, record: EpochRecord, steps: Sequence[StepRecord], sample: Sample | None) -> None:
         """An epoch is done and recorded: its figures, its logged steps, the text that the model generates now."""

@@ -23,7 +23,7 @@ from sparklm.text.shards import Dataset
 from sparklm.text.windows import WindowPlan
 from sparklm.training.checkpoint.commit import latest_step
 from sparklm.training.metrics import METRICS, EpochRecord, read_metrics
-from sparklm.training.records import SAMPLES, STEPS, TASKS, EpochSample, StepRecord, TaskRecord, read_lines
+from sparklm.training.records import SAMPLES, STEPS, TASKS, Sample, StepRecord, TaskRecord, read_lines
 from sparklm.training.run import MODEL, RunRecord, make_plan, read_run
 
 NO_SPARK = "this run used no Spark: it was trained in one process"
@@ -54,7 +54,7 @@ class RunFacts:
     used_spark: bool
     epochs: list[EpochRecord]
     steps: list[StepRecord]
-    samples: list[EpochSample]
+    samples: list[Sample]
     tasks: list[TaskRecord]
     statistics: dict[str, Any]
     dataset: Dataset | None
@@ -154,7 +154,7 @@ def gather_facts(run: Folder) -> RunFacts:
 
     no_epoch = f"is empty: {_NO_EPOCH}"
     epochs = kept("epochs", read_file(run, METRICS, lambda: read_metrics(run), _NO_EPOCH, no_epoch), [])
-    steps, samples = lines("steps", STEPS, StepRecord), lines("samples", SAMPLES, EpochSample)
+    steps, samples = lines("steps", STEPS, StepRecord), lines("samples", SAMPLES, Sample)
     tasks = lines("tasks", TASKS, TaskRecord)
     used_spark = bool(tasks) or any(epoch.failedTaskCount is not None for epoch in epochs)
     if not used_spark and (record.config.spark.master == "none" or epochs):

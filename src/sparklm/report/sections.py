@@ -12,7 +12,7 @@ from sparklm.report.parts import Samples, Section, Settings, Table
 from sparklm.report.redaction import shown_settings
 from sparklm.report.timeline import MOST_BARS, timeline
 from sparklm.training.metrics import COLUMNS, Column, columns_of, measured
-from sparklm.training.records import EpochSample
+from sparklm.training.records import Sample
 from sparklm.training.run import SAMPLE_TEXT
 from sparklm.wording import duration, number
 
@@ -130,7 +130,7 @@ def _samples(facts: RunFacts) -> Section:
     return Section("Samples", intro, parts)
 
 
-def _sample(sample: EpochSample) -> tuple[str, str, str]:
+def _sample(sample: Sample) -> tuple[str, str, str]:
     prompt = sample.prompt if sample.text.startswith(sample.prompt) else ""
     return f"epoch {sample.epoch}, step {sample.step:,}", prompt, sample.text.removeprefix(prompt)
 

@@ -10,7 +10,7 @@ from sparklm.progress.watcher import Watcher
 from sparklm.storage import Folder
 from sparklm.text.shards import Dataset
 from sparklm.training.metrics import ClusterFigures, EpochFacts, EpochRecord, read_metrics, write_metrics
-from sparklm.training.records import SAMPLES, STEPS, TASKS, EpochSample, StepRecord, TaskRecord, read_lines, write_lines
+from sparklm.training.records import SAMPLES, STEPS, TASKS, Sample, StepRecord, TaskRecord, read_lines, write_lines
 from sparklm.training.tasks import EpochEnd
 
 _MOST_TOKENS_MEASURED = 2**20
@@ -19,7 +19,7 @@ _MOST_TOKENS_MEASURED = 2**20
 class EpochListener(Protocol):
     """Someone who takes in every epoch that is recorded."""
 
-    def epoch(self, record: EpochRecord, steps: Sequence[StepRecord], sample: EpochSample | None) -> None:
+    def epoch(self, record: EpochRecord, steps: Sequence[StepRecord], sample: Sample | None) -> None:
         """An epoch is recorded."""
 
 
@@ -33,7 +33,7 @@ class RunRecorder:
         self.records = [entry for entry in read_metrics(run) if entry.Epoch <= epochs_done]
         kept = len(self.records)
         self._steps = [entry for entry in read_lines(run, STEPS, StepRecord) if entry.epoch <= kept]
-        self._samples = [entry for entry in read_lines(run, SAMPLES, EpochSample) if entry.epoch <= kept]
+        self._samples = [entry for entry in read_lines(run, SAMPLES, Sample) if entry.epoch <= kept]
         self._tasks = [entry for entry in read_lines(run, TASKS, TaskRecord) if entry.epoch <= kept]
 
     def add(

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from sparklm.storage import Folder
 
-STEPS, SAMPLES, TASKS = "steps.jsonl", "samples.jsonl", "tasks.jsonl"
+STEPS, EVALUATIONS, SAMPLES, TASKS = "steps.jsonl", "evaluations.jsonl", "samples.jsonl", "tasks.jsonl"
 
 
 class StepRecord(BaseModel):
@@ -29,8 +29,21 @@ class StepRecord(BaseModel):
     tokens_per_second: float
 
 
-class EpochSample(BaseModel):
-    """A line of samples.jsonl: what the model said after an epoch."""
+class EvaluationRecord(BaseModel):
+    """A line of evaluations.jsonl: how the model did on a fixed part of the validation text."""
+
+    model_config = ConfigDict(frozen=True)
+    step: int  # steps done
+    epoch: int  # from 1
+    time: float  # seconds since 1970
+    tokens: int  # that all replicas have trained on so far
+    loss: float
+    accuracy: float
+    perplexity: float | None  # None where the loss is no probability's
+
+
+class Sample(BaseModel):
+    """A line of samples.jsonl: what the model said when it was evaluated."""
 
     model_config = ConfigDict(frozen=True)
     epoch: int

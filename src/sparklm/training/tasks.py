@@ -18,7 +18,7 @@ from sparklm.training.checkpoint.commit import read_commit
 from sparklm.training.device import resident_bytes
 from sparklm.training.epoch_log import NUM_LOGGING_REPLICAS, EpochSnapshot, EpochTotals, join_steps
 from sparklm.training.heartbeat import Heartbeat
-from sparklm.training.records import EpochSample, StepRecord
+from sparklm.training.records import Sample, StepRecord
 from sparklm.training.replica import Replica
 from sparklm.training.run import MODEL, Run
 from sparklm.training.sync.finish import resume_replica
@@ -43,7 +43,7 @@ class EvaluateAnswer(BaseModel):
     log: EpochSnapshot
     validation: Tally
     is_probability: bool
-    sample: EpochSample | None
+    sample: Sample | None
     python_rss_bytes: int
     gpu_memory_bytes: int | None
 
@@ -54,7 +54,7 @@ class EpochEnd(BaseModel):
     totals: EpochTotals
     steps: Sequence[StepRecord]
     validation: Evaluation | None
-    sample: EpochSample | None
+    sample: Sample | None
     python_rss_bytes: int
     gpu_memory_bytes: int | None
     retries: int = 0
@@ -103,7 +103,7 @@ def evaluate_task(order: str) -> str:
         return answer.model_dump_json()
 
 
-def _generate_sample(replica: Replica, order: EvaluateOrder) -> EpochSample:
+def _generate_sample(replica: Replica, order: EvaluateOrder) -> Sample:
     """Continue the run's prompt for a few tokens."""
     generation, dataset = order.run.config.generation, replica.dataset
     prompt = prompt_of(generation, dataset)
@@ -112,7 +112,7 @@ def _generate_sample(replica: Replica, order: EvaluateOrder) -> EpochSample:
     with replica.ema.swapped_in(replica.model):
         trained = TrainedModel(model=replica.model, tokenizer=dataset.tokenizer)
         text = generate_text(trained, prompt, length, Sampling.of(generation)).text
-    return EpochSample(epoch=order.epoch + 1, step=order.step, prompt=prompt, text=text)
+    return Sample(epoch=order.epoch + 1, step=order.step, prompt=prompt, text=text)
 
 
 def join_answers(texts: Sequence[str], *, in_turn: bool) -> EpochEnd:

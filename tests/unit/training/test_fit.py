@@ -13,7 +13,7 @@ from sparklm.training.checkpoint.cache import forget_replicas
 from sparklm.training.checkpoint.commit import latest_step
 from sparklm.training.fit import should_stop
 from sparklm.training.metrics import EpochRecord, read_metrics
-from sparklm.training.records import SAMPLES, STEPS, EpochSample, StepRecord, read_lines
+from sparklm.training.records import SAMPLES, STEPS, Sample, StepRecord, read_lines
 from sparklm.training.replica import Replica
 from sparklm.training.run import read_run
 from sparklm.training.sync.finish import resume_replica
@@ -105,7 +105,7 @@ def test_a_finished_run_is_not_trained_again(corpus_file: Path, tmp_path: Path) 
 
 
 def test_the_model_speaks_after_every_epoch(finished_run: Path, corpus_file: Path, tmp_path: Path) -> None:
-    samples = read_lines(Folder(str(finished_run)), SAMPLES, EpochSample)
+    samples = read_lines(Folder(str(finished_run)), SAMPLES, Sample)
     steps = read_lines(Folder(str(finished_run)), STEPS, StepRecord)
     assert [sample.epoch for sample in samples] == [1, 2]
     assert samples[1].step == steps[-1].step
@@ -113,7 +113,7 @@ def test_the_model_speaks_after_every_epoch(finished_run: Path, corpus_file: Pat
     assert (finished_run / "sample.txt").read_text() == samples[1].text + "\n"
     prompted = tiny_config(corpus_file, "generation.prompt=The quick", "training.ema_decay=0.9", "training.epochs=1")
     run_job(prompted, tmp_path / "run")
-    (sample,) = read_lines(Folder(str(tmp_path / "run")), SAMPLES, EpochSample)
+    (sample,) = read_lines(Folder(str(tmp_path / "run")), SAMPLES, Sample)
     assert sample.prompt == "The quick"
     assert (tmp_path / "run" / "sample.txt").read_text() == sample.text + "\n"
 

@@ -20,7 +20,7 @@ from sparklm.report.exporters.recorded import RecordedEpoch, recorded_epochs
 from sparklm.report.redaction import first_line, hide_credentials
 from sparklm.storage import Folder
 from sparklm.training.metrics import EpochRecord
-from sparklm.training.records import EpochSample, StepRecord
+from sparklm.training.records import Sample, StepRecord
 from sparklm.training.run import Run, RunRecord
 
 Note: TypeAlias = Callable[[str], None]
@@ -85,7 +85,7 @@ class SafeExporter:
         except Exception as error:  # noqa: BLE001 (no view of a run is worth the run)
             self._give_up(error)
 
-    def epoch(self, record: EpochRecord, steps: Sequence[StepRecord], sample: EpochSample | None) -> None:
+    def epoch(self, record: EpochRecord, steps: Sequence[StepRecord], sample: Sample | None) -> None:
         """Send an epoch that is done, unless something has gone wrong before; one that is known changes nothing."""
         if self._exporter is None:
             return

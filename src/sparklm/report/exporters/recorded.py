@@ -15,7 +15,7 @@ from sparklm.config import Config
 from sparklm.report.redaction import shown_settings
 from sparklm.storage import Folder
 from sparklm.training.metrics import COLUMNS, EpochRecord, read_metrics
-from sparklm.training.records import SAMPLES, STEPS, EpochSample, StepRecord, read_lines
+from sparklm.training.records import SAMPLES, STEPS, Sample, StepRecord, read_lines
 
 _NOT_FIGURES = {"step", "epoch", "time"}  # where a figure belongs, and when it was taken
 
@@ -35,7 +35,7 @@ class RecordedEpoch:
 
     record: EpochRecord
     steps: Sequence[StepRecord]
-    sample: EpochSample | None
+    sample: Sample | None
 
     @property
     def ended_at(self) -> float:
@@ -55,7 +55,7 @@ class RecordedEpoch:
 def recorded_epochs(run: Folder) -> list[RecordedEpoch]:
     """Read every epoch that has a line in metrics.csv, in order."""
     steps = read_lines(run, STEPS, StepRecord)
-    samples = {sample.epoch: sample for sample in read_lines(run, SAMPLES, EpochSample)}
+    samples = {sample.epoch: sample for sample in read_lines(run, SAMPLES, Sample)}
     return [
         RecordedEpoch(
             record=record,
