@@ -26,6 +26,7 @@ from sparklm.cli.options import (
     resolve_settings,
     source_flags,
 )
+from sparklm.cli.signals import exit_code, stopping_on_signals
 from sparklm.errors import UserError
 from sparklm.wording import count
 
@@ -36,8 +37,9 @@ if TYPE_CHECKING:
     from sparklm.progress.tracker import Tracker
     from sparklm.progress.watcher import Watcher
     from sparklm.storage import Folder
+    from sparklm.training.stopping import StopRequest
 
-_INTERRUPTED = 130  # the exit code of shells
+_STOPPING = "stopping: a checkpoint is saved after what is under way; once more leaves at once"
 
 
 def train(
@@ -84,6 +86,7 @@ def train(
 ) -> None:
     """Train a model, from raw text to text of its own."""
     from sparklm.storage import Folder
+    from sparklm.training.stopping import StopRequest
 
     logs.set_up(log_level, log_format)
     if resume and run is None:
@@ -103,22 +106,21 @@ def train(
             f"OUTPUT {output} is there already; choose another place for the generated text. To train on several "
             "files, give their folder, or a glob in quotes"
         )
-    with _tracker(quiet) as watcher:
+    stop = StopRequest()
+    with _tracker(quiet) as watcher, stopping_on_signals(stop, lambda: watcher.note(_STOPPING)):
         for note in resolution.notes:
             watcher.note(f"note: {note}")
         check_placement(resolution.config)
         try:
-            result = _run_job(resolution.config, folder, watcher, keep_text=resume)
+            result = _run_job(resolution.config, folder, watcher, stop, resume=resume)
         except KeyboardInterrupt:
             watcher.end("interrupted")
             watcher.note(_after_interrupt(folder))
-            if logs.is_json():  # or else a line that is no JSON would be printed
-                raise typer.Exit(_INTERRUPTED) from None
-            raise
+            raise typer.Exit(exit_code(stop)) from None
     _print_result(result, folder)
 
 
-def _run_job(config: Config, folder: Folder, watcher: Tracker, *, keep_text: bool) -> JobResult:
+def _run_job(config: Config, folder: Folder, watcher: Tracker, stop: StopRequest, *, resume: bool) -> JobResult:
     """Run the job where the settings place it."""
     from sparklm import job
     from sparklm.placement.start import started
@@ -130,10 +132,12 @@ def _run_job(config: Config, folder: Folder, watcher: Tracker, *, keep_text: boo
         if config.spark.master != "none":
             watcher.stage(f"Starting Spark {config.spark.master}")
         with started(config.spark, watcher) as placement:
-            yield placement
+            # Once more: Spark has put a handler of its own in the place of the first.
+            with stopping_on_signals(stop, lambda: watcher.note(_STOPPING)):
+                yield placement
             watcher.end("finished")  # before Spark has stopped, which takes a while
 
-    return job.train(config, folder, start, watcher, keep_text=keep_text)
+    return job.train(config, folder, start, watcher, resume=resume, stop=stop)
 
 
 def _print_result(result: JobResult, folder: Folder) -> None:
@@ -168,8 +172,11 @@ def _new_run_name() -> str:
 
 def _after_interrupt(run: Folder) -> str:
     """How to go on."""
+    from sparklm.training.checkpoint.commit import latest_step
     from sparklm.training.run import CONFIG
 
     if run.exists(CONFIG):
-        return f"interrupted; go on with: {program_name()} train --run {run} --resume"
+        step = latest_step(run)
+        saved = f"the checkpoint at step {step} is the newest" if step else "before the first checkpoint"
+        return f"interrupted; {saved}. Go on with: {program_name()} train --run {shlex.quote(str(run))} --resume"
     return "interrupted before training began; the same command starts again"

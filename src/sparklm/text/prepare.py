@@ -40,14 +40,23 @@ FEW_DOCUMENTS = 100  # with fewer, a split by document leaves validation to chan
 _MOST_NAMELESS_IDS = 1 << 24
 
 
-def prepare(data: DataConfig, cleaning: CleaningConfig, folder: Folder, placement: Placement) -> Manifest:
-    """Make the dataset in `folder`, or return the one that is there if it came from the same request."""
+def prepare(
+    data: DataConfig, cleaning: CleaningConfig, folder: Folder, placement: Placement, *, replace: bool = False
+) -> Manifest:
+    """Make the dataset in `folder`, or return the one that is there if it came from the same request.
+
+    Another one is refused, or, where nothing was made of it yet, replaced.
+    """
     corpus = open_corpus(data, cleaning, placement)
     request = _request(data, cleaning, corpus)
     if folder.exists(MANIFEST):
         manifest = read_manifest(folder)
         if manifest.request == request:
             return manifest
+        if replace:
+            folder.remove(MANIFEST)
+            folder.remove()
+            return _make_dataset(data, cleaning, corpus, request, folder)
         listing = "\n".join(f"  {change}" for change in request.changes_since(manifest.request))
         raise UserError(
             f"{folder} holds a dataset of other text or settings:\n{listing}\nChoose another place, or delete it"
