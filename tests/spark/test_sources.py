@@ -11,6 +11,8 @@ import pytest
 
 from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
+from sparklm.evaluation import evaluate_corpus
+from sparklm.models.model_zip import load_model
 from sparklm.placement.in_process import InProcess
 from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
@@ -55,6 +57,17 @@ def test_a_table_is_a_corpus_whose_rows_are_documents(on_spark: OnSpark, table: 
     assert (manifest.counts.documents, manifest.counts.empty_documents) == (63, 2)
     assert manifest.counts.input_bytes == manifest.counts.text_bytes == sum(map(len, [*ROWS, ROWS[3]]))
     assert make(tmp_path / "one", on_spark, table=table, text_column="body") == manifest
+
+
+def test_a_model_is_evaluated_on_a_table_as_on_the_same_rows_in_a_file(
+    on_spark: OnSpark, table: str, finished_run: Path, tmp_path: Path
+) -> None:
+    trained = load_model(str(finished_run))
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in [*ROWS, ROWS[3]]))
+    of_table = evaluate_corpus(trained, DataConfig(table=table, text_column="body"), on_spark)
+    of_file = evaluate_corpus(trained, DataConfig(corpus=f"{tmp_path}/rows.jsonl", text_column="body"), InProcess())
+    assert (of_table.tokens, of_table.text_bytes) == (of_file.tokens, of_file.text_bytes)
+    assert of_table.loss == pytest.approx(of_file.loss, rel=0.02)  # the order of the rows is another
 
 
 def test_the_same_rows_give_the_same_bytes_however_they_are_stored(

@@ -14,7 +14,9 @@ import torch
 from sparklm.config import Config, ModelConfig
 from sparklm.config.resolve import resolve
 from sparklm.errors import UserError
+from sparklm.config import DataConfig
 from sparklm.evaluation import evaluate_corpus
+from sparklm.placement.in_process import InProcess
 from sparklm.inference.generate import Sampling, encode_prompt, generate_text, generate_tokens
 from sparklm.inference.predict import predict_next
 from sparklm.models import objectives
@@ -250,7 +252,7 @@ def test_a_model_is_saved_loaded_evaluated_and_writes(
     tokens = windows(length=6)
     assert torch.equal(trained.model(tokens), model(tokens))
     assert trained.model.shape.objective == model.shape.objective
-    result = evaluate_corpus(trained, str(corpus_file))
+    result = evaluate_corpus(trained, DataConfig(corpus=str(corpus_file)), InProcess())
     assert math.isfinite(result.loss)
     assert (result.perplexity is None) == (result.bits_per_byte is None) == (objective == "embedding")
     assert result.tokens >= len(SENTENCES) * 30 - 6
