@@ -105,6 +105,7 @@ def test_the_whole_journey_without_java(place: Path) -> None:
     for file in ("run/model.zip", "run/report.html", "run/metrics.csv", "run/stats.txt"):
         assert file in printed
         assert (place / file).exists()
+    assert re.search(r"^training loss \d\.\d{4} \(mean of the last epoch's steps\)\n2 epochs in", printed, re.MULTILINE)
     sample = (place / "run" / "sample.txt").read_text().strip()
     assert sample in printed
 

@@ -151,7 +151,7 @@ def train(
             if logs.is_json():  # or else a line that is no JSON would be printed
                 raise typer.Exit(_INTERRUPTED) from None
             raise
-    _print_result(result, folder)
+    _print_result(result, folder, has_dropout=resolution.config.model.dropout > 0)
 
 
 def _run_job(config: Config, folder: Folder, watcher: Tracker, *, keep_text: bool) -> JobResult:
@@ -172,17 +172,20 @@ def _run_job(config: Config, folder: Folder, watcher: Tracker, *, keep_text: boo
     return job.train(config, folder, start, watcher, keep_text=keep_text)
 
 
-def _print_result(result: JobResult, folder: Folder) -> None:
+def _print_result(result: JobResult, folder: Folder, *, has_dropout: bool) -> None:
     record = result.model_record
     seconds = sum(entry.TimeStamp for entry in result.records) / 1000
     print(f"\n{result.sample}\n")
     if record.ValidationLoss is not None:
         perplexity = "" if record.Perplexity is None else f", perplexity {record.Perplexity:.2f}"
         print(f"validation loss {record.ValidationLoss:.4f}{perplexity}")
-    print(f"training loss {record.TrainingLoss:.4f}, {count(len(result.records), 'epoch')} in {seconds:.1f} s")
+    epoch = "the last epoch" if record == result.records[-1] else f"epoch {record.Epoch}"
+    dropout = ", with dropout" if has_dropout else ""
+    print(f"training loss {record.TrainingLoss:.4f} (mean of {epoch}'s steps{dropout})")
+    print(f"{count(len(result.records), 'epoch')} in {seconds:.1f} s")
     print("\n".join(f"  {file}" for file in result.files))
     opening = " ".join(result.sample.split()[:3])
-    print(f"try: {program_name()} generate {folder} {shlex.quote(opening)}")
+    print(f"try: {program_name()} generate {shlex.quote(str(folder))} {shlex.quote(opening)}")
 
 
 def _new_run_name() -> str:
@@ -196,5 +199,5 @@ def _after_interrupt(run: Folder) -> str:
     from sparklm.training.run import CONFIG
 
     if run.exists(CONFIG):
-        return f"interrupted; go on with: {program_name()} train --run {run} --resume"
+        return f"interrupted; go on with: {program_name()} train --run {shlex.quote(str(run))} --resume"
     return "interrupted before training began; the same command starts again"
