@@ -60,7 +60,7 @@ def test_every_line_in_one_process_is_json_and_says_what_happened(here: tuple[Pa
 
 
 def test_counts_are_whole_numbers(here: tuple[Path, list[Line]]) -> None:
-    counted = {"epoch", "replica", "replicas", "step", "steps", "targets", "bytes", "failed_tasks", "retries", "process"}
+    counted = {"epoch", "replica", "replicas", "step", "steps", "targets", "bytes", "failed_tasks", "retries"}
     found = [(name, value) for line in here[1] for name, value in line.items() if name in counted]
     assert {"epoch", "replica", "step"} <= {name for name, _ in found}
     assert [entry for entry in found if type(entry[1]) is not int] == []

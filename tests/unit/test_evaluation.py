@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sparklm.errors import UserError
 from sparklm.config import DataConfig
+from sparklm.errors import UserError
 from sparklm.evaluation import CorpusEvaluation, evaluate_corpus
 from sparklm.models.model_zip import TrainedModel, load_model
 from sparklm.placement.in_process import InProcess

@@ -38,11 +38,12 @@ def describe_usage_error(error: typer.TyperException) -> str:
     if context is None:
         return message
     takes_settings = any("--set" in parameter.opts for parameter in context.command.params)
-    if hasattr(error, "possibilities") and takes_settings:  # that is, there is no such option
+    option = getattr(error, "option_name", None) if hasattr(error, "possibilities") else None  # one that is unknown
+    if option is not None and takes_settings:
         from sparklm.config.nearest import nearest_key
         from sparklm.config.resolve import known_keys
 
-        key = nearest_key(error.option_name.lstrip("-"), known_keys())
+        key = nearest_key(option.lstrip("-"), known_keys())
         message = f"{error.message}; did you mean --set {key}=VALUE?" if key is not None else message
     return f"{message}\nsee '{context.command_path} --help'"
 

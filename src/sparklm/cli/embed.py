@@ -36,7 +36,8 @@ def embed(
         str, typer.Option(metavar="FILE", help="Where the embeddings go; what is there already is looked at.")
     ] = "embeddings.safetensors",
     kind: Annotated[
-        str | None, typer.Option(metavar="KIND", help="word2vec, random, or a file of embeddings.", show_default="word2vec")
+        str | None,
+        typer.Option(metavar="KIND", help="word2vec, random, or a file of embeddings.", show_default="word2vec"),
     ] = None,
     size: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Size of a vector.", show_default=str(_DEFAULT_SIZE))

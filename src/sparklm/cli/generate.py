@@ -11,7 +11,9 @@ from sparklm.cli.options import Model, print_note
 
 def generate(
     model: Model,
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What the text starts with; none = a document's beginning.")] = "",
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="What the text starts with; none = a document's beginning.")
+    ] = "",
     max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens to add.")] = 120,
     temperature: Annotated[float, typer.Option(min=0.0, metavar="T", help="0 = always the likeliest token.")] = 0.7,
     top_k: Annotated[int, typer.Option(min=1, metavar="N", help="Choose among this many likeliest tokens.")] = 50,

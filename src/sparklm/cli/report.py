@@ -10,7 +10,10 @@ from sparklm.cli.completion import complete_run
 
 
 def report(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="A run folder; several are compared.", autocompletion=complete_run)],
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN", help="A run folder; several are compared.", autocompletion=complete_run),
+    ],
     out: Annotated[
         str | None,
         typer.Option(

@@ -96,9 +96,7 @@ def train(
     master: Master = None,
     event_log: Annotated[
         str | None,
-        typer.Option(
-            metavar="DIR", help="Folder for Spark's event log, for the history server.", rich_help_panel=RUN
-        ),
+        typer.Option(metavar="DIR", help="Folder for Spark's event log, for the history server.", rich_help_panel=RUN),
     ] = None,
     tensorboard: Annotated[
         bool,

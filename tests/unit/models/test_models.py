@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparklm.config import Config, ModelConfig
+from sparklm.config import Config, DataConfig, ModelConfig
 from sparklm.config.resolve import resolve
 from sparklm.errors import UserError
-from sparklm.config import DataConfig
 from sparklm.evaluation import evaluate_corpus
-from sparklm.placement.in_process import InProcess
 from sparklm.inference.generate import Sampling, encode_prompt, generate_text, generate_tokens
 from sparklm.inference.predict import predict_next
 from sparklm.models import objectives
@@ -26,6 +24,7 @@ from sparklm.models.model_zip import TrainedModel, load_model, pack_model
 from sparklm.models.network import LanguageModel
 from sparklm.models.objectives import batch_loss
 from sparklm.models.registry import ARCHITECTURES
+from sparklm.placement.in_process import InProcess
 from sparklm.text.tokenizer_kinds import make_tokenizer
 from tests.conftest import SENTENCES, run_job, tiny_config
 
