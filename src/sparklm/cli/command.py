@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
 from typing import Any
 
 import typer
@@ -33,19 +35,29 @@ class Command(TyperCommand):
 
 
 def describe_usage_error(error: typer.TyperException) -> str:
-    """What is wrong with a command line, and where help is; a setting given as an option is recognised."""
-    context, message = getattr(error, "ctx", None), error.format_message().rstrip(".")
+    """What is wrong with a command line, and where help is."""
+    context, message = getattr(error, "ctx", None), error.message.rstrip(".")
     if context is None:
         return message
-    takes_settings = any("--set" in parameter.opts for parameter in context.command.params)
-    option = getattr(error, "option_name", None) if hasattr(error, "possibilities") else None  # one that is unknown
-    if option is not None and takes_settings:
+    if not hasattr(error, "possibilities"):
+        message = error.format_message().rstrip(".")
+    else:  # there is no such option
+        meant = _meant_option(error.option_name, error.possibilities or (), context.command.params)  # type: ignore[attr-defined]
+        message += f"; did you mean {meant}?" if meant is not None else ""
+    return f"{message}\nsee '{context.command_path} --help'"
+
+
+def _meant_option(unknown: str, similar: Sequence[str], parameters: Sequence[Any]) -> str | None:
+    """The option that is most likely meant: a very similar one, a setting by its name, or the most similar one."""
+    nearest = difflib.get_close_matches(unknown, similar, n=1, cutoff=0.8)
+    if not nearest and any("--set" in parameter.opts for parameter in parameters):
         from sparklm.config.nearest import nearest_key
         from sparklm.config.resolve import known_keys
 
-        key = nearest_key(option.lstrip("-"), known_keys())
-        message = f"{error.message}; did you mean --set {key}=VALUE?" if key is not None else message
-    return f"{message}\nsee '{context.command_path} --help'"
+        key = nearest_key(unknown.lstrip("-"), known_keys())
+        if key is not None:
+            return f"--set {key}=VALUE"
+    return next(iter(nearest or difflib.get_close_matches(unknown, similar, n=1)), None)
 
 
 def _is_argument(parameter: Any) -> bool:

@@ -54,7 +54,7 @@ def embed(
     from sparklm.embeddings.files import read_embeddings
     from sparklm.embeddings.nearest import find_token
     from sparklm.storage import Folder, split_address
-    from sparklm.text.shards import open_dataset
+    from sparklm.text.shards import is_dataset, open_dataset
 
     if not out.endswith(".safetensors"):
         raise UserError(f"--out {out}: embeddings are written as safetensors; let the name end in .safetensors")
@@ -62,6 +62,9 @@ def embed(
     is_there = folder.exists(name)
     if is_there and (kind or size or assignments or config):
         raise UserError(f"{out} is there already; choose another --out, or leave out the settings to look at it")
+    if not is_dataset(dataset):
+        make = f"{program_name()} prepare {shlex.quote(dataset)} --out data"
+        raise UserError(f"{dataset} is not a dataset; if it is text, make one with: {make}")
     opened = open_dataset(Folder(dataset))
     tokens = [find_token(opened.tokenizer, word) for word in neighbours or []]
     if is_there:

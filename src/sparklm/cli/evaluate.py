@@ -52,6 +52,8 @@ def evaluate(
     from sparklm.evaluation import evaluate_corpus
     from sparklm.models.model_zip import load_model
     from sparklm.placement.start import started
+    from sparklm.text.prepare import check_corpus
+    from sparklm.text.shards import is_dataset
 
     logs.set_up(log_level, log_format)
     flags = source_flags(corpus, text_column, data_format, table) | {"spark.master": master}
@@ -60,6 +62,8 @@ def evaluate(
         resolved = resolved.model_copy(update={"spark": resolved.spark.model_copy(update={"master": "none"})})
     check_placement(resolved)
     trained = load_model(model)
+    if corpus is None or not is_dataset(corpus):
+        check_corpus(resolved.data)
     with show_progress(quiet) as watcher:
         if resolved.data.is_table:
             watcher.stage(f"Starting Spark {resolved.spark.master}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 from collections.abc import Iterator
@@ -182,7 +183,7 @@ def _print_result(result: JobResult, folder: Folder, *, has_dropout: bool) -> No
     print(f"training loss {record.TrainingLoss:.4f} (mean of {epoch}'s steps{dropout})")
     print(f"{count(len(result.records), 'epoch')} in {seconds:.1f} s")
     print("\n".join(f"  {file}" for file in result.files))
-    opening = " ".join(result.sample.split()[:3])
+    opening = " ".join(itertools.takewhile(lambda word: "\ufffd" not in word, result.sample.split()[:3]))
     print(f"try: {program_name()} generate {shlex.quote(str(folder))} {shlex.quote(opening)}")
 
 

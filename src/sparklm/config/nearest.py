@@ -105,7 +105,6 @@ SYNONYMS: dict[str, str] = {
     "warmup": "training.warmup_fraction",
     "warmup_iters": "training.warmup_fraction",
     "warmup_ratio": "training.warmup_fraction",
-    "warmup_steps": "training.warmup_fraction",
     "wd": "training.weight_decay",
     "decay": "training.weight_decay",
     "clip": "training.gradient_clip",

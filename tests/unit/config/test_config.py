@@ -200,8 +200,11 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, name: str, text: str
 def test_a_missing_file_and_a_missing_preset_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
         resolve(config_file=str(tmp_path / "no.yaml"))
-    with pytest.raises(UserError, match="there are gpt-tiny, gpt-small, gpt-124m"):
-        resolve(preset="gpt-5")
+    with pytest.raises(UserError, match="'huge' is unknown; there are gpt-tiny, gpt-small, gpt-124m"):
+        resolve(preset="huge")
+    for typed, meant in (("tiny", "gpt-tiny"), ("gpt_small", "gpt-small"), ("LSTM", "s0-lstm")):
+        with pytest.raises(UserError, match=rf"did you mean {meant}\? There are gpt-tiny"):
+            resolve(preset=typed)
 
 
 @pytest.mark.parametrize("name", PRESETS)
