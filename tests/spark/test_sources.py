@@ -107,7 +107,7 @@ def test_changed_rows_are_noticed(on_spark: OnSpark, table: str, tmp_path: Path)
     ("data", "message"),
     [
         ({"table": "nowhere.to_be_found"}, r"Spark cannot read table nowhere\.to_be_found: .*TABLE_OR_VIEW_NOT_FOUND"),
-        ({"table": "rows"}, r"table rows has no column 'text', only id, body; say which with --text-column or data\.text_column"),
+        ({"table": "rows"}, r"table rows has no column 'text', only id, body; say which with --text-column"),
         ({"table": "rows", "text_column": "id"}, r"the column 'id' is of type int, not a text"),
         ({"corpus": "/nowhere", "format": "orc"}, r"Spark cannot read /nowhere as orc: .*PATH_NOT_FOUND"),
         ({"corpus": "/nowhere", "format": "iceberk"}, r"Spark has no reader for the format 'iceberk'"),
