@@ -1,4 +1,5 @@
 # make run     set up, then train on the built-in sample        make setup   set up alone
+#     TORCH=cpu, with the first of these: PyTorch's build without CUDA, which is smaller by 4 GB on Linux
 # make test    every test but the long ones                     make test-fast   a minute of them: no Spark, no subprocess
 # make test-long   the long matrices: every loss of a process by every exchange; TIMES=10 repeats them
 # make lint    style and types       make format   put the style right       make docs   renew the tables in docs/
@@ -44,10 +45,12 @@ format: $(VENV)/.installed-dev
 
 setup: $(VENV)/.installed
 
-# Installing is repeated only when what is to be installed has changed.
+# Installing is repeated only when what is to be installed has changed. PyTorch's own index gives torch alone: its
+# dependencies there are older than our pins. Its version there, such as 2.13.0+cpu, is to pip the 2.13.0 of the pins.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "sparklm needs Python 3.11 or newer; say which with: make PYTHON=python3.12")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(if $(TORCH),$(PIP) --no-deps --index-url https://download.pytorch.org/whl/$(TORCH) torch)
 	$(PIP) -e .
 	touch $@
 

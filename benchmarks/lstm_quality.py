@@ -28,7 +28,7 @@ from rich.console import Console
 from sparklm import job
 from sparklm.config import DataConfig
 from sparklm.config.resolve import resolve
-from sparklm.evaluation import CorpusEvaluation, evaluate_corpus
+from sparklm.evaluation import CorpusEvaluation, evaluate_dataset
 from sparklm.models.model_zip import load_model
 from sparklm.placement.in_process import InProcess
 from sparklm.placement.start import running
@@ -162,7 +162,7 @@ def train_lstm(given: argparse.Namespace, dataset: Dataset, run: Folder) -> tupl
     }
     with Tracker(console_view(Console())) as watcher:
         result = job.train(resolve(flags=settings).config, run, running(InProcess()), watcher)
-    return evaluate_corpus(load_model(run.address(MODEL)), dataset.folder.url), training_seconds(result.records)
+    return evaluate_dataset(load_model(run.address(MODEL)), dataset.folder.url), training_seconds(result.records)
 
 
 def read_all(stream: TokenStream) -> Int64Array:

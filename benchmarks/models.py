@@ -34,7 +34,7 @@ from sparklm import job
 from sparklm.config import Config, DataConfig
 from sparklm.config.resolve import resolve
 from sparklm.errors import TrainingDivergedError
-from sparklm.evaluation import CorpusEvaluation, evaluate_corpus
+from sparklm.evaluation import CorpusEvaluation, evaluate_dataset
 from sparklm.models.build import count_parameters
 from sparklm.models.model_zip import load_model
 from sparklm.placement.in_process import InProcess
@@ -152,7 +152,7 @@ def train(trial: Trial, with_evaluation: bool) -> Outcome | None:
         except TrainingDivergedError:
             return None
         trained = load_model(run.address(MODEL))
-        evaluation = evaluate_corpus(trained, trial.dataset) if with_evaluation else None
+        evaluation = evaluate_dataset(trained, trial.dataset) if with_evaluation else None
     rate = trial.steps * TOKENS_PER_STEP / training_seconds(result.records)
     loss = result.model_record.ValidationLoss
     assert loss is not None

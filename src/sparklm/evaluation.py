@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
 
+from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
 from sparklm.models.model_zip import TrainedModel
 from sparklm.models.network import LanguageModel
 from sparklm.models.objectives import Tally, batch_loss
 from sparklm.storage import Folder
-from sparklm.text.formats import SAMPLE, read_chunks
+from sparklm.text.cleaning import clean
+from sparklm.text.corpus import Corpus, corpus_address, open_corpus
+from sparklm.text.encode import encode_chunk
 from sparklm.text.shards import Dataset, Segment, TokenStream, is_dataset
-from sparklm.text.sources import cut_pieces, list_sources
 from sparklm.text.windows import Int64Array, Windows
+from sparklm.wording import count
+
+if TYPE_CHECKING:
+    from sparklm.placement.protocol import Placement
 
 EVALUATION_BATCH_SIZE = 32
 
@@ -92,21 +100,36 @@ def tally_windows(
     return tally
 
 
-def evaluate_corpus(trained: TrainedModel, corpus: str | None, text_column: str = "text") -> CorpusEvaluation:
-    """Score a corpus: every token that falls into a whole window of the model's context, once.
+def evaluate_corpus(trained: TrainedModel, data: DataConfig, placement: Placement) -> CorpusEvaluation:
+    """Score what the settings of the data name: of a prepared dataset its validation part, else all of the text."""
+    if data.corpus is not None and not data.is_table and is_dataset(data.corpus):
+        return evaluate_dataset(trained, data.corpus)
+    corpus = open_corpus(data, CleaningConfig(), placement)
+    for note in corpus.notes:
+        placement.watcher.note(note)
+    return _evaluate(trained, *_read_all(trained, corpus), corpus_address(data))
+
+
+def evaluate_dataset(trained: TrainedModel, address: str) -> CorpusEvaluation:
+    """Score the validation part of a prepared dataset."""
+    dataset = open_dataset(trained, address)
+    if len(dataset.validation) == 0:
+        raise UserError(f"{address} has no validation part; evaluate a text instead")
+    return _evaluate(trained, dataset.validation, dataset.text_bytes(dataset.validation), address)
+
+
+def _evaluate(trained: TrainedModel, stream: TokenStream, text_bytes: int, name: str) -> CorpusEvaluation:
+    """Score every token that falls into a whole window of the model's context, once.
 
     A network that predicts only what follows a window gets a window for every token.
     """
-    stream, text_bytes = (
-        _validation(trained, corpus) if corpus and is_dataset(corpus) else _all(trained, corpus, text_column)
-    )
     window_size = min(trained.model.shape.context_length, max(1, len(stream) - 1))
     stride = 1 if trained.model.shape.predicts_last_only else window_size
     windows = Windows(ends=np.array([len(stream)]), window_size=window_size, stride=stride)
     tally = tally_windows(trained.model, stream, windows, trained.model.device, np.arange(windows.num_windows))
     result = Evaluation.of([tally], is_probability=not trained.model.shape.predicts_embedding)
     if result is None:
-        raise UserError(f"{corpus}: {len(stream)} token is too short to evaluate; at least 2 are needed")
+        raise UserError(f"{name}: {count(len(stream), 'token')} is too short to evaluate; at least 2 are needed")
     return CorpusEvaluation(
         loss=result.loss,
         perplexity=result.perplexity,
@@ -126,24 +149,19 @@ def open_dataset(trained: TrainedModel, address: str) -> Dataset:
     return dataset
 
 
-def _validation(trained: TrainedModel, dataset_address: str) -> tuple[TokenStream, int]:
-    """The validation tokens of a dataset, and how many bytes of text they are."""
-    dataset = open_dataset(trained, dataset_address)
-    stream = dataset.validation
-    if len(stream) == 0:
-        raise UserError(f"{dataset_address} has no validation part; evaluate a text instead")
-    return stream, dataset.text_bytes(stream)
-
-
-def _all(trained: TrainedModel, corpus: str | None, text_column: str) -> tuple[TokenStream, int]:
-    """The tokens of raw text, and how many bytes it is."""
+def _read_all(trained: TrainedModel, corpus: Corpus) -> tuple[TokenStream, int]:
+    """The tokens of raw text or the token ids that are there already, and how many bytes of text that is."""
     tokenizer = trained.tokenizer
-    rows, text_bytes = [], 0
-    for piece in cut_pieces(list_sources(corpus or SAMPLE)):
-        for chunk in read_chunks(piece, text_column):
-            text_bytes += len(chunk.data)
-            rows.append(tokenizer.encode_utf8(chunk.data))
-            if chunk.ends_document:
-                rows.append(np.array([tokenizer.end_of_text], dtype=np.uint32))
+    rows, text_bytes = [np.empty(0, dtype=np.uint32)], 0
+    for _, chunk in clean(corpus.documents(), CleaningConfig(), Counter()):
+        rows.append(encode_chunk(chunk, corpus.form, tokenizer))
+        text_bytes += len(chunk.data)
     tokens = np.concatenate(rows)
+    if corpus.form != "text":
+        if len(tokens) and tokens.max() >= tokenizer.vocab_size:
+            raise UserError(
+                f"token id {tokens.max()} is beyond the model's vocabulary, which has ids 0 to "
+                f"{tokenizer.vocab_size - 1}; if this is text, add --format text"
+            )
+        text_bytes = len(tokenizer.decode(tokens.tolist()).encode())
     return TokenStream([tokens], [Segment(shard=0, start=0, stop=len(tokens))]), text_bytes

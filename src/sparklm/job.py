@@ -30,11 +30,12 @@ from sparklm.text.prepare import check_corpus, is_unchanged, prepare
 from sparklm.text.shards import Dataset, Manifest, is_dataset, open_dataset
 from sparklm.text.windows import WindowPlan
 from sparklm.training.checkpoint.commit import latest_step
-from sparklm.training.device import replica_threads
+from sparklm.training.device import choose_device, replica_threads
 from sparklm.training.evaluations import EvaluationPlan
 from sparklm.training.extend import LENGTH_KEYS, longer_run, make_longer
 from sparklm.training.fit import FitResult, fit
 from sparklm.training.heartbeat import clear_beats
+from sparklm.training.memory import count_parameters
 from sparklm.training.metrics import METRICS, EpochRecord
 from sparklm.training.run import (
     CONFIG,
@@ -49,7 +50,7 @@ from sparklm.training.run import (
 )
 from sparklm.training.stopping import StopRequest
 from sparklm.training.tasks import ModelOrder, write_model_task
-from sparklm.wording import count, size
+from sparklm.wording import amount, count, duration, size
 
 _OWN_DATASET = "dataset"  # in the run folder, where the run made it itself
 
@@ -109,10 +110,8 @@ def _train(
 ) -> tuple[FitResult, str]:
     """Train, and make everything that a trained model is shown by; returns also the text that it generates."""
     began, config, folder, watcher = time.monotonic(), run.config, run.folder, placement.watcher
-    watcher.stage(
-        f"Training in {placement.description}, {_replicas(config)}{count(plan.total_steps, 'step')}, "
-        f"{count(run.threads, 'thread')}"
-    )
+    watcher.stage(f"Training in {placement.description}{_replicas(config)}")
+    watcher.note(describe_work(run, plan, dataset.manifest.vocab_size))
     placement.prepare_training(run, dataset.manifest.vocab_size)
     result = fit(run, dataset, plan, placement, exporters, stop)
     trained_at = time.monotonic()
@@ -297,7 +296,22 @@ def _replicas(config: Config) -> str:
         return ""
     every = distributed.sync_every_steps
     when = "every step" if every == 1 else f"every {every} steps"
-    return f"{distributed.replicas} replicas that sync {when} ({distributed.strategy}), "
+    return f", {distributed.replicas} replicas that sync {when} ({distributed.strategy})"
+
+
+def describe_work(run: Run, plan: WindowPlan, vocab_size: int) -> str:
+    """How much there is to train, on what: all that is known before the first step."""
+    training, data = run.config.training, run.config.data
+    is_here = run.config.spark.master == "none" or run.config.spark.master.startswith("local")
+    device = choose_device(training.device).type if is_here else training.device
+    limits = ["training.max_steps"] if plan.total_steps == training.max_steps else []
+    limits += [f"at most {duration(60 * training.max_minutes)}"] if training.max_minutes is not None else []
+    limit = f" ({', '.join(limits)})" if limits else ""
+    return (
+        f"{amount(count_parameters(run.config, vocab_size))} parameters on {device} ({count(run.threads, 'thread')}), "
+        f"{plan.global_batch_size * data.window_size:,} tokens a step, {count(plan.total_steps, 'step')} in "
+        f"{count(plan.num_epochs, 'epoch')}{limit}"
+    )
 
 
 def _write_report(run: Folder, watcher: Watcher) -> None:

@@ -18,6 +18,15 @@ def size(num_bytes: int, *, binary: bool = False) -> str:
     return humanize.naturalsize(num_bytes, binary=binary).replace(".0 ", " ").replace("Byte", "byte")
 
 
+def amount(number: int) -> str:
+    """A large number in three digits.
+
+    >>> amount(312), amount(868_352), amount(123_600_000)
+    ('312', '868 k', '124 M')
+    """
+    return humanize.metric(number) if number >= 1000 else str(number)
+
+
 def duration(seconds: float | None) -> str:
     """A time in the two units that matter; a dash where it is not known.
 

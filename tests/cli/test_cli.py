@@ -15,7 +15,10 @@ from pathlib import Path
 import pytest
 
 from sparklm import logs
+from sparklm.cli import COMMANDS
 from sparklm.cli.options import FORMAT_NAMES, PRESET_NAMES
+from sparklm.cli.positionals import explain_positionals
+from sparklm.errors import UserError
 from sparklm.text.formats import AUTO, format_names
 from tests.commands import Result, run_command, start_process
 from tests.conftest import SENTENCES, TINY, heed_interrupts
@@ -55,7 +58,10 @@ def test_help_names_every_command_and_answers_without_heavy_imports(tmp_path: Pa
         ("train", ["[CORPUS]", "--config", "--set", "--preset", "--master", "--run", "--resume", "--quiet"]),
         ("train", ["--log-level", "--log-format", "--tensorboard", "--mlflow", "--event-log"]),
         ("watch", ["RUN", "--interval", "--once"]),
+        ("train", ["--epochs", "--minutes", "--format", "--table", "--text-column"]),
         ("prepare", ["[CORPUS]", "--out", "--master", "--format", "--table", "--text-column"]),
+        ("prepare", ["--quiet", "--log-level", "--log-format"]),
+        ("evaluate", ["--master", "--format", "--table", "--text-column", "--quiet", "--log-level", "--log-format"]),
         ("embed", ["DATASET", "--out", "--kind", "--size", "--neighbours", "--master"]),
         ("generate", ["MODEL", "[PROMPT]", "--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed"]),
         ("predict", ["MODEL", "CONTEXT", "--top", "--json"]),
@@ -69,6 +75,79 @@ def test_the_arguments_of_every_command_stay(tmp_path: Path, command: str, optio
     text = ok(command, "--help", cwd=tmp_path)
     for option in options:
         assert option in text
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+@pytest.mark.parametrize("columns", [80, 120])
+def test_help_fits_the_terminal_and_shows_no_types(tmp_path: Path, command: str, columns: int) -> None:
+    text = output_of(run_command(*command.split(), "--help", cwd=tmp_path, COLUMNS=str(columns)))
+    assert max(map(len, text.splitlines())) <= columns
+    for oddity in ("[[", "{", "<", "list[", "range", "x>="):
+        assert oddity not in text
+    if columns == 120:
+        assert max(map(len, text.splitlines())) > 80 or command in ("", "predict", "report", "watch")
+
+
+def test_a_program_without_a_command_shows_its_help(tmp_path: Path) -> None:
+    result = run_command(cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("Usage: sparklm [OPTIONS] COMMAND")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (
+            ["in.txt", "m.zip", "e.csv", "application.conf"],
+            "in.txt --set output.model=m.zip --set data.embeddings=e.csv -c application.conf",
+        ),
+        (["in put.txt", "my model.zip"], "'in put.txt' --set output.model='my model.zip'"),
+        (["A.CONF"], "-c A.CONF"),
+        (["a.txt", "b.txt", "v.safetensors"], "a.txt b.txt --set data.embeddings=v.safetensors"),
+    ],
+)
+def test_files_other_than_text_are_answered_with_their_options(arguments: list[str], command: str) -> None:
+    with pytest.raises(UserError) as raised:
+        explain_positionals(arguments)
+    assert f"\n  sparklm train {command}\n" in str(raised.value)
+
+
+def test_epochs_and_minutes_are_settings(place: Path) -> None:
+    ok("train", "corpus.txt", *NONE, *TINY_FLAGS, "--epochs", "1", "--minutes", "90", cwd=place)
+    training = json.loads((place / "run" / "config.json").read_text())["config"]["training"]
+    assert (training["epochs"], training["max_minutes"]) == (1, 90.0)
+
+
+def test_a_path_in_a_hint_can_be_pasted_into_a_shell(place: Path, finished_run: Path) -> None:
+    run = place / "my run"
+    (run / "checkpoints").mkdir(parents=True)
+    result = run_command("generate", "my run", "x", cwd=place)
+    assert result.returncode == 2
+    assert "sparklm train --run 'my run' --resume" in result.stderr
+    printed = ok("prepare", "corpus.txt", "--out", "my data", "--master", "none", *TINY_FLAGS, cwd=place)
+    assert printed.endswith("next: sparklm train 'my data'\n")
+    printed = ok("embed", "my data", "--out", "my e.safetensors", "--kind", "random", "--size", "8", cwd=place)
+    assert "sparklm train 'my data' --set data.embeddings='my e.safetensors' --set model.width=8" in printed
+
+
+def test_prepare_shows_its_progress_unless_it_is_to_be_quiet(place: Path) -> None:
+    arguments = ["prepare", "corpus.txt", "--master", "none", *TINY_FLAGS]
+    assert run_command(*arguments, "--out", "a", cwd=place).stderr == "Preparing the text\n"
+    assert run_command(*arguments, "--out", "b", "--quiet", cwd=place).stderr == ""
+    (line,) = run_command(*arguments, "--out", "c", "--log-format", "json", cwd=place).stderr.splitlines()
+    assert json.loads(line)["text"] == "Preparing the text"
+
+
+def test_evaluate_takes_the_formats_of_prepare(place: Path, finished_run: Path) -> None:
+    (place / "a.data").write_text("".join(json.dumps({"body": SENTENCES}) + "\n" for _ in range(5)))
+    arguments = ["evaluate", str(finished_run), "a.data", "--format", "jsonl", "--text-column", "body"]
+    result = run_command(*arguments, "--json", "--quiet", cwd=place)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["text_bytes"] == 5 * len(SENTENCES)
+    assert run_command(*arguments, cwd=place).stderr == "Evaluating\n"
+    refused = run_command("evaluate", str(finished_run), "--table", "a.b", "--master", "none", cwd=place)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "a.b is read by Spark; choose a --master other than none" in refused.stderr
 
 
 def test_the_help_names_the_first_presets_of_the_table() -> None:
@@ -105,6 +184,7 @@ def test_the_whole_journey_without_java(place: Path) -> None:
     for file in ("run/model.zip", "run/report.html", "run/metrics.csv", "run/stats.txt"):
         assert file in printed
         assert (place / file).exists()
+    assert re.search(r"^training loss \d\.\d{4} \(mean of the last epoch's steps\)\n2 epochs in", printed, re.MULTILINE)
     sample = (place / "run" / "sample.txt").read_text().strip()
     assert sample in printed
 
@@ -317,7 +397,19 @@ BAD_INPUT = {
     "own folder as a run": (["train", "--master", "none", "--run", "."], "is not empty and holds no run"),
     "prepare nothing": (["prepare", "no.txt", "--out", "run", "--master", "none"], "no such file"),
     "evaluate nothing": (["evaluate", "no.zip", "no.txt"], "no such model"),
-    "unknown option": (["train", "--epochs", "3"], "No such option"),
+    "unknown option": (["train", "--nonsense", "3"], "No such option: --nonsense\nsee 'sparklm train --help'\n$"),
+    "setting as option": (["train", "--lr", "3"], "No such option: --lr; did you mean --set training.learning_rate="),
+    "similar option": (["train", "--epoch", "3"], "No such option: --epoch; did you mean --epochs\\?\n"),
+    "other option": (["generate", "x", "--max-tokens", "3"], "--max-tokens; did you mean --max-new-tokens\\?\n"),
+    "no text to evaluate": (["evaluate", "no.zip"], "^sparklm: no.zip: no such model"),
+    "text to embed": (["embed", "short.txt"], "short.txt is not a dataset; .*: sparklm prepare short.txt --out data"),
+    "unknown command": (["tarin"], "^sparklm: No such command 'tarin'. Did you mean 'train'"),
+    "missing argument": (["generate"], "^sparklm: Missing argument 'MODEL'\nsee 'sparklm generate --help'\n$"),
+    "missing value": (["train", "--run"], "^sparklm: Option '--run' requires an argument\n$"),
+    "no time": (["train", "--minutes", "0", *NONE], "training.max_minutes = 0.0 .*should be greater than 0"),
+    "no epoch": (["train", "--epochs", "0", *NONE], "Invalid value for '--epochs': Input should be greater"),
+    "config as text": (["train", "a.conf", *NONE], "a.conf is no text.*\n  sparklm train -c a.conf\n"),
+    "model as output": (["train", "short.txt", "m.zip"], "  sparklm train short.txt --set output.model=m.zip\n"),
     "no name": (["train", "", *NONE], "data.corpus = '' .*at least 1 character"),
     "no GPU": (["train", *NONE, "--set", "training.device=cuda"], "torch finds no GPU here"),
     "top-p": (["generate", "short.txt", "x", "--top-p", "0"], "top-p 0.0 must be above 0"),

@@ -59,6 +59,13 @@ def test_every_line_in_one_process_is_json_and_says_what_happened(here: tuple[Pa
     assert not any("stage" in line or "task" in line for line in lines), "these are Spark's"
 
 
+def test_counts_are_whole_numbers(here: tuple[Path, list[Line]]) -> None:
+    counted = {"epoch", "replica", "replicas", "step", "steps", "targets", "bytes", "failed_tasks", "retries"}
+    found = [(name, value) for line in here[1] for name, value in line.items() if name in counted]
+    assert {"epoch", "replica", "step"} <= {name for name, _ in found}
+    assert [entry for entry in found if type(entry[1]) is not int] == []
+
+
 @pytest.mark.parametrize(
     ("setting", "code", "error"),
     [("training.learning_rate=1e38", 1, "TrainingDivergedError"), ("data.window_size=9999", 2, "UserError")],

@@ -57,6 +57,20 @@ def test_every_command_in_the_readme_works(tmp_path: Path, warm_process: WarmPro
     assert "It was" in next(text for command, text in outputs.items() if "generate" in command)
 
 
+@pytest.mark.process
+def test_torch_without_cuda_is_installed_first_and_alone_when_asked_for(tmp_path: Path) -> None:
+    def installs(*arguments: str) -> list[str]:
+        dry_run = ["make", "-n", "setup", f"VENV={tmp_path}/venv", *arguments]
+        environment = {**os.environ, "MAKEFLAGS": ""}
+        printed = subprocess.check_output(dry_run, cwd=ROOT, env=environment, text=True, timeout=60)
+        return [line for line in printed.splitlines() if "pip install" in line]
+
+    (plain,) = installs()
+    torch, rest = installs("TORCH=cpu")
+    assert rest == plain
+    assert torch.endswith("-c constraints.txt --no-deps --index-url https://download.pytorch.org/whl/cpu torch")
+
+
 def test_every_file_that_the_documents_point_at_exists() -> None:
     for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md"):
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text()):

@@ -11,6 +11,8 @@ import pytest
 
 from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
+from sparklm.evaluation import evaluate_corpus
+from sparklm.models.model_zip import load_model
 from sparklm.placement.in_process import InProcess
 from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
@@ -57,6 +59,17 @@ def test_a_table_is_a_corpus_whose_rows_are_documents(on_spark: OnSpark, table: 
     assert make(tmp_path / "one", on_spark, table=table, text_column="body") == manifest
 
 
+def test_a_model_is_evaluated_on_a_table_as_on_the_same_rows_in_a_file(
+    on_spark: OnSpark, table: str, finished_run: Path, tmp_path: Path
+) -> None:
+    trained = load_model(str(finished_run))
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in [*ROWS, ROWS[3]]))
+    of_table = evaluate_corpus(trained, DataConfig(table=table, text_column="body"), on_spark)
+    of_file = evaluate_corpus(trained, DataConfig(corpus=f"{tmp_path}/rows.jsonl", text_column="body"), InProcess())
+    assert (of_table.tokens, of_table.text_bytes) == (of_file.tokens, of_file.text_bytes)
+    assert of_table.loss == pytest.approx(of_file.loss, rel=0.02)  # the order of the rows is another
+
+
 def test_the_same_rows_give_the_same_bytes_however_they_are_stored(
     on_spark: OnSpark, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +107,7 @@ def test_changed_rows_are_noticed(on_spark: OnSpark, table: str, tmp_path: Path)
     ("data", "message"),
     [
         ({"table": "nowhere.to_be_found"}, r"Spark cannot read table nowhere\.to_be_found: .*TABLE_OR_VIEW_NOT_FOUND"),
-        ({"table": "rows"}, r"table rows has no column 'text', only id, body; say which with data\.text_column"),
+        ({"table": "rows"}, r"table rows has no column 'text', only id, body; say which with --text-column"),
         ({"table": "rows", "text_column": "id"}, r"the column 'id' is of type int, not a text"),
         ({"corpus": "/nowhere", "format": "orc"}, r"Spark cannot read /nowhere as orc: .*PATH_NOT_FOUND"),
         ({"corpus": "/nowhere", "format": "iceberk"}, r"Spark has no reader for the format 'iceberk'"),

@@ -43,7 +43,7 @@ def test_a_table_is_renewed_and_the_text_around_it_stays(document: Path, tables:
     text = document.read_text()
     assert text.startswith("# A\n\n<!-- table: columns -->\n\n| column | unit |")
     assert text.endswith(" |\n\n<!-- end -->\n\nmore\n")
-    assert "| `TrainingLoss` |  | training loss |" in text
+    assert "| `TrainingLoss` |  | mean training loss |" in text
     assert "old" not in text
     tables.main(["--check"], document.parent)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,20 @@ def test_copies_go_where_the_config_says(corpus_file: Path, tmp_path: Path) -> N
     for key, name in outputs.items():
         assert (tmp_path / name).read_bytes() == (tmp_path / "run" / originals[key]).read_bytes()
         assert str(tmp_path / name) in result.files
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ((), r"^8\.27 k parameters on cpu \(1 thread\), 128 tokens a step, \d\d steps in 2 epochs$"),
+        (("training.max_steps=9",), r"128 tokens a step, 9 steps in 1 epoch \(training\.max_steps\)$"),
+        (("distributed.replicas=2", "training.max_minutes=1.5"), r"256 tokens a step, .* \(at most 1 min 30 s\)$"),
+    ],
+)
+def test_what_is_to_be_trained_is_told_before_the_first_step(
+    corpus_file: Path, tmp_path: Path, settings: tuple[str, ...], expected: str
+) -> None:
+    watcher = RecordingWatcher()
+    run_job(tiny_config(corpus_file, "training.threads=1", *settings), tmp_path / "run", watcher=watcher)
+    (note,) = [note for note in watcher.notes if "tokens a step" in note]
+    assert re.search(expected, note), note

@@ -15,6 +15,7 @@ import typer
 
 from sparklm import __version__, logs
 from sparklm.cli import config, doctor, embed, evaluate, generate, predict, prepare, report, train, watch
+from sparklm.cli.command import Command, describe_usage_error
 from sparklm.errors import JobError, UserError
 
 _logger = logging.getLogger(__name__)
@@ -31,28 +32,34 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "doctor": doctor.doctor,
 }
 app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     help="Train a language model from raw text, on this machine or an Apache Spark cluster, and use it.",
 )
 for _name, _command in COMMANDS.items():
-    app.command(_name)(_command)
+    app.command(_name, cls=Command)(_command)
 
 
 @app.callback(invoke_without_command=True)
-def _version(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def _without_command(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+) -> None:
     if version:
         print(f"sparklm {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help(), file=sys.stderr)
+        raise typer.Exit(2)
 
 
 def main() -> None:
     """Run the command line; turn what users did wrong into one message and exit code 2."""
     try:
-        app()
+        sys.exit(app(prog_name="sparklm", standalone_mode=False))
+    except typer.TyperException as error:
+        print(f"sparklm: {describe_usage_error(error)}", file=sys.stderr)
+        sys.exit(2)
     except (UserError, JobError) as error:
         if logs.is_json():
             _logger.error("the run ends", extra={"error": type(error).__name__, "reason": str(error)})

@@ -16,7 +16,7 @@ def doctor(
     assignments: Assignments = None,
     preset: Preset = None,
     master: Master = None,
-    run: Annotated[str | None, typer.Option(metavar="DIR", help="Where runs are to go; default runs/.")] = None,
+    run: Annotated[str | None, typer.Option(metavar="DIR", help="Where runs are to go.", show_default="runs")] = None,
     as_json: Json = False,
 ) -> None:
     """Check that a cluster, or this machine, is ready for a job.

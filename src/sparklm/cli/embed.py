@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -35,13 +36,16 @@ def embed(
         str, typer.Option(metavar="FILE", help="Where the embeddings go; what is there already is looked at.")
     ] = "embeddings.safetensors",
     kind: Annotated[
-        str | None, typer.Option(metavar="KIND", help="word2vec (default), random, or a file of embeddings.")
+        str | None,
+        typer.Option(metavar="KIND", help="word2vec, random, or a file of embeddings.", show_default="word2vec"),
     ] = None,
-    size: Annotated[int | None, typer.Option(min=1, help=f"Size of a vector, default {_DEFAULT_SIZE}.")] = None,
+    size: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Size of a vector.", show_default=str(_DEFAULT_SIZE))
+    ] = None,
     neighbours: Annotated[
         list[str] | None, typer.Option(metavar="WORD", help="Print the tokens nearest to this one; may be repeated.")
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many neighbours to print.")] = 10,
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="How many neighbours to print.")] = 10,
     config: ConfigFile = None,
     assignments: Assignments = None,
     master: Master = None,
@@ -50,7 +54,7 @@ def embed(
     from sparklm.embeddings.files import read_embeddings
     from sparklm.embeddings.nearest import find_token
     from sparklm.storage import Folder, split_address
-    from sparklm.text.shards import open_dataset
+    from sparklm.text.shards import is_dataset, open_dataset
 
     if not out.endswith(".safetensors"):
         raise UserError(f"--out {out}: embeddings are written as safetensors; let the name end in .safetensors")
@@ -58,6 +62,9 @@ def embed(
     is_there = folder.exists(name)
     if is_there and (kind or size or assignments or config):
         raise UserError(f"{out} is there already; choose another --out, or leave out the settings to look at it")
+    if not is_dataset(dataset):
+        make = f"{program_name()} prepare {shlex.quote(dataset)} --out data"
+        raise UserError(f"{dataset} is not a dataset; if it is text, make one with: {make}")
     opened = open_dataset(Folder(dataset))
     tokens = [find_token(opened.tokenizer, word) for word in neighbours or []]
     if is_there:
@@ -72,7 +79,8 @@ def embed(
     if not is_there:
         rows, columns = embeddings.vectors.shape
         print(f"{rows:,} vectors of size {columns}\n  {out}")
-        print(f"next: {program_name()} train {dataset} --set data.embeddings={out} --set model.width={columns}")
+        settings = f"--set data.embeddings={shlex.quote(out)} --set model.width={columns}"
+        print(f"next: {program_name()} train {shlex.quote(dataset)} {settings}")
 
 
 def _make_embeddings(config: Config, size: int, dataset: Dataset, folder: Folder, name: str) -> Embeddings:

@@ -8,7 +8,24 @@ from typing import Annotated
 
 import typer
 
-from sparklm.cli.options import Json, Model, TextColumn
+from sparklm import logs
+from sparklm.cli.options import (
+    Assignments,
+    ConfigFile,
+    Format,
+    Json,
+    LogFormat,
+    LogLevel,
+    Master,
+    Model,
+    Quiet,
+    Table,
+    TextColumn,
+    check_placement,
+    resolve_settings,
+    show_progress,
+    source_flags,
+)
 
 
 def evaluate(
@@ -16,17 +33,44 @@ def evaluate(
     corpus: Annotated[
         str | None, typer.Argument(metavar="CORPUS", help="Text, or a prepared dataset; none = the built-in sample.")
     ] = None,
-    text_column: TextColumn = None,
     as_json: Json = False,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    data_format: Format = None,
+    text_column: TextColumn = None,
+    table: Table = None,
+    master: Master = None,
+    quiet: Quiet = False,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
 ) -> None:
     """Measure how well a model predicts a text.
 
-    Loss, perplexity, bits per byte, accuracy. Of a prepared dataset, the validation part is measured.
+    Loss, perplexity, bits per byte, accuracy. Of a prepared dataset, the validation part is measured. Tables are read
+    by Spark (--master); everything else in this process.
     """
     from sparklm.evaluation import evaluate_corpus
     from sparklm.models.model_zip import load_model
+    from sparklm.placement.start import started
+    from sparklm.text.prepare import check_corpus
+    from sparklm.text.shards import is_dataset
 
-    result = asdict(evaluate_corpus(load_model(model), corpus, text_column or "text"))
+    logs.set_up(log_level, log_format)
+    flags = source_flags(corpus, text_column, data_format, table) | {"spark.master": master}
+    resolved = resolve_settings(None, config, assignments, flags).config
+    if not resolved.data.is_table:
+        resolved = resolved.model_copy(update={"spark": resolved.spark.model_copy(update={"master": "none"})})
+    check_placement(resolved)
+    trained = load_model(model)
+    if corpus is None or not is_dataset(corpus):
+        check_corpus(resolved.data)
+    with show_progress(quiet) as watcher:
+        if resolved.data.is_table:
+            watcher.stage(f"Starting Spark {resolved.spark.master}")
+        with started(resolved.spark, watcher) as placement:
+            watcher.stage("Evaluating")
+            result = asdict(evaluate_corpus(trained, resolved.data, placement))
+            watcher.end("finished")  # before Spark has stopped, which takes a while
     if as_json:
         print(json.dumps(result))
         return

@@ -11,14 +11,23 @@ from sparklm.cli.options import Model, print_note
 
 def generate(
     model: Model,
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What the text starts with.")] = "",
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to add.")] = 120,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 = always the likeliest token.")] = 0.7,
-    top_k: Annotated[int, typer.Option(min=1, help="Choose among this many likeliest tokens.")] = 50,
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="What the text starts with; none = a document's beginning.")
+    ] = "",
+    max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens to add.")] = 120,
+    temperature: Annotated[float, typer.Option(min=0.0, metavar="T", help="0 = always the likeliest token.")] = 0.7,
+    top_k: Annotated[int, typer.Option(min=1, metavar="N", help="Choose among this many likeliest tokens.")] = 50,
     top_p: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="Choose among the likeliest with this total.")
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            metavar="P",
+            help="Choose among the likeliest tokens that have this probability together.",
+            show_default="among all that --top-k leaves",
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same text.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="The same seed gives the same text.")] = 0,
 ) -> None:
     """Write text that goes on from a prompt."""
     from sparklm.inference.generate import Sampling, generate_text

@@ -10,49 +10,123 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sparklm import logs
+from sparklm.cli.completion import complete_preset, complete_run, complete_setting
+
 if TYPE_CHECKING:
     from sparklm.config import Config
     from sparklm.config.resolve import Resolution
+    from sparklm.progress.tracker import Tracker
 
 # Importing the tables would load pydantic for every --help; a test holds these texts to the tables.
 PRESET_NAMES = "gpt-tiny (default), gpt-small, gpt-124m, s0-lstm, s1-dense, …"
 FORMAT_NAMES = "text, lines, tokens, jsonl, csv, parquet"
+
+# The groups of options in the help of commands that have many.
+SETTINGS, TEXT, RUN, SHOWN = "Settings", "The text", "The run", "What is shown"
 
 Corpus = Annotated[
     str | None,
     typer.Argument(metavar="CORPUS", help="Text file, folder, glob or prepared dataset; none = the built-in sample."),
 ]
 ConfigFile = Annotated[
-    str | None, typer.Option("-c", "--config", metavar="FILE", help="Settings in .conf (HOCON), .yaml, .toml or .json.")
+    str | None,
+    typer.Option(
+        "-c",
+        "--config",
+        metavar="FILE",
+        help="Settings from a file: .conf (HOCON), .yaml, .toml or .json.",
+        rich_help_panel=SETTINGS,
+    ),
 ]
 Assignments = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; may be given many times.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="One setting; may be given many times. 'sparklm config' lists all.",
+        autocompletion=complete_setting,
+        rich_help_panel=SETTINGS,
+    ),
 ]
-Preset = Annotated[str | None, typer.Option("--preset", metavar="NAME", help=f"Starting point: {PRESET_NAMES}")]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        "--preset",
+        metavar="NAME",
+        help=f"Starting point: {PRESET_NAMES}",
+        autocompletion=complete_preset,
+        rich_help_panel=SETTINGS,
+    ),
+]
 Master = Annotated[
     str | None,
     typer.Option(
-        "--master", metavar="MASTER", help="Spark master, default local[*]; 'none' = in this process, without Java."
+        "--master",
+        metavar="MASTER",
+        help="Spark master; 'none' = in this process, without Java.",
+        show_default="local[*]",
+        rich_help_panel=RUN,
     ),
 ]
 Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A model.zip, or the folder of a run or of an unpacked model.")
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A model.zip, or the folder of a run or of an unpacked model.",
+        autocompletion=complete_run,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 TextColumn = Annotated[
     str | None,
     typer.Option(
-        "--text-column", metavar="NAME", help="Which field of jsonl, csv or parquet is the text; default text."
+        "--text-column",
+        metavar="NAME",
+        help="The field of jsonl, or column of csv, parquet or a table, that is the text.",
+        show_default="text",
+        rich_help_panel=TEXT,
     ),
 ]
 Format = Annotated[
     str | None,
     typer.Option(
-        "--format", metavar="NAME", help=f"{FORMAT_NAMES}, or one that Spark reads (orc, delta, …); default: by name."
+        "--format",
+        metavar="NAME",
+        help=f"{FORMAT_NAMES}, or one that Spark reads (orc, delta, …).",
+        show_default="by the file's name and beginning",
+        rich_help_panel=TEXT,
     ),
 ]
 Table = Annotated[
-    str | None, typer.Option("--table", metavar="DB.NAME", help="A table of Spark's catalog instead of a corpus.")
+    str | None,
+    typer.Option(
+        "--table",
+        metavar="DB.NAME",
+        help="A table of Spark's catalog instead of a corpus.",
+        rich_help_panel=TEXT,
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.", rich_help_panel=SHOWN)]
+LogLevel = Annotated[
+    str | None,
+    typer.Option(
+        "--log-level",
+        metavar="LEVEL",
+        help=f"Log from this level on, on workers too: {', '.join(logs.LEVELS)}.",
+        show_default="WARN; INFO with json",
+        rich_help_panel=SHOWN,
+    ),
+]
+LogFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--log-format",
+        metavar="FORM",
+        help="text, or json: all of stderr as JSON lines.",
+        show_default="text",
+        rich_help_panel=SHOWN,
+    ),
 ]
 
 
@@ -93,6 +167,17 @@ def check_placement(config: Config) -> None:
 
         check_master(config.spark.master)
         check_java()
+
+
+def show_progress(quiet: bool) -> Tracker:
+    """Show the job on the console, or log it where nobody looks or everything has to be JSON."""
+    from rich.console import Console
+
+    from sparklm.progress.log import LogView
+    from sparklm.progress.terminal import console_view
+    from sparklm.progress.tracker import Tracker
+
+    return Tracker(LogView() if quiet or logs.is_json() else console_view(Console(stderr=True)))
 
 
 def program_name() -> str:

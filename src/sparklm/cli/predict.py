@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 def predict(
     model: Model,
-    context: Annotated[str | None, typer.Argument(metavar="[CONTEXT]", help="The text so far.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many tokens to list.")] = 5,
+    context: Annotated[str | None, typer.Argument(metavar="CONTEXT", help="The text so far.")] = None,
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="How many tokens to list.")] = 5,
     dataset: Annotated[
         str | None, typer.Option(metavar="DIR", help="Instead of a context: the windows of a prepared dataset.")
     ] = None,
-    first: Annotated[int, typer.Option(min=1, help="How many windows of the dataset to show.")] = 5,
+    first: Annotated[int, typer.Option(min=1, metavar="N", help="How many windows of the dataset to show.")] = 5,
     as_json: Json = False,
 ) -> None:
     """List the likeliest next tokens with their scores."""

@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import typer
 
+from sparklm import logs
 from sparklm.cli.options import (
     Assignments,
     ConfigFile,
     Corpus,
     Format,
+    LogFormat,
+    LogLevel,
     Master,
     Preset,
+    Quiet,
     Table,
     TextColumn,
     check_placement,
     program_name,
     resolve_settings,
+    show_progress,
     source_flags,
 )
 
 
 def prepare(
     corpus: Corpus = None,
-    text_column: TextColumn = None,
-    data_format: Format = None,
-    table: Table = None,
     out: Annotated[str, typer.Option(metavar="DIR", help="Where the dataset goes.")] = "dataset",
     config: ConfigFile = None,
     assignments: Assignments = None,
     preset: Preset = None,
+    data_format: Format = None,
+    text_column: TextColumn = None,
+    table: Table = None,
     master: Master = None,
+    quiet: Quiet = False,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
 ) -> None:
     """Turn raw text into a dataset, the first stage alone."""
     from sparklm.job import describe_counts
@@ -40,10 +49,20 @@ def prepare(
     from sparklm.text.prepare import check_corpus
     from sparklm.text.prepare import prepare as prepare_dataset
 
+    logs.set_up(log_level, log_format)
     flags = source_flags(corpus, text_column, data_format, table) | {"spark.master": master}
-    resolved = resolve_settings(preset, config, assignments, flags).config
+    resolution = resolve_settings(preset, config, assignments, flags)
+    resolved = resolution.config
     check_placement(resolved)
     check_corpus(resolved.data)
-    with started(resolved.spark) as placement:
-        manifest = prepare_dataset(resolved.data, resolved.cleaning, Folder(out), placement)
-    print("\n".join([*describe_counts(manifest), f"  {out}", f"next: {program_name()} train {out}"]))
+    with show_progress(quiet) as watcher:
+        for note in resolution.notes:
+            watcher.note(f"note: {note}")
+        if resolved.spark.master != "none":
+            watcher.stage(f"Starting Spark {resolved.spark.master}")
+        with started(resolved.spark, watcher) as placement:
+            watcher.stage("Preparing the text")
+            manifest = prepare_dataset(resolved.data, resolved.cleaning, Folder(out), placement)
+            watcher.end("finished")  # before Spark has stopped, which takes a while
+    next_command = f"{program_name()} train {shlex.quote(out)}"
+    print("\n".join([*describe_counts(manifest), f"  {out}", f"next: {next_command}"]))

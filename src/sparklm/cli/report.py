@@ -6,12 +6,19 @@ from typing import Annotated
 
 import typer
 
+from sparklm.cli.completion import complete_run
+
 
 def report(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="A run folder; several are compared.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN", help="A run folder; several are compared.", autocompletion=complete_run),
+    ],
     out: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Where the page goes; default report.html in the run, or, of several, here."),
+        typer.Option(
+            metavar="FILE", help="Where the page goes.", show_default="report.html in the run; of several runs, here"
+        ),
     ] = None,
 ) -> None:
     """Show a run, or compare several, as text and as a page.

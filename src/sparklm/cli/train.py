@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 from collections.abc import Iterator
@@ -12,20 +13,29 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparklm import logs
+from sparklm.cli.completion import complete_run
 from sparklm.cli.options import (
+    RUN,
+    SETTINGS,
+    SHOWN,
     Assignments,
     ConfigFile,
     Corpus,
     Format,
+    LogFormat,
+    LogLevel,
     Master,
     Preset,
+    Quiet,
     Table,
     TextColumn,
     check_placement,
     program_name,
     resolve_settings,
+    show_progress,
     source_flags,
 )
+from sparklm.cli.positionals import explain_positionals
 from sparklm.cli.signals import exit_code, stopping_on_signals
 from sparklm.errors import UserError
 from sparklm.wording import count
@@ -45,44 +55,65 @@ _STOPPING = "stopping: a checkpoint is saved after what is under way; once more 
 def train(
     corpus: Corpus = None,
     output: Annotated[
-        str | None, typer.Argument(metavar="[OUTPUT]", help="Also write the text that the model generates here.")
+        str | None, typer.Argument(metavar="OUTPUT", help="Also write the text that the model generates here.")
     ] = None,
     config: ConfigFile = None,
     assignments: Assignments = None,
     preset: Preset = None,
-    master: Master = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Times every window is seen (training.epochs).",
+            show_default="as the preset has it",
+            rich_help_panel=SETTINGS,
+        ),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            metavar="M",
+            help="End after so many minutes of training (training.max_minutes).",
+            show_default="no limit",
+            rich_help_panel=SETTINGS,
+        ),
+    ] = None,
+    data_format: Format = None,
+    text_column: TextColumn = None,
+    table: Table = None,
     run: Annotated[
         str | None,
         typer.Option(
-            metavar="DIR", help="Run folder; default runs/ and the time. An unfinished run there is gone on with."
+            metavar="DIR",
+            help="Run folder. An unfinished run there is gone on with.",
+            show_default="runs/ and the time",
+            autocompletion=complete_run,
+            rich_help_panel=RUN,
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --run, with its own settings.")
+        bool,
+        typer.Option("--resume", help="Go on with the run in --run, with its own settings.", rich_help_panel=RUN),
     ] = False,
-    text_column: TextColumn = None,
-    data_format: Format = None,
-    table: Table = None,
+    master: Master = None,
+    event_log: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Folder for Spark's event log, for the history server.", rich_help_panel=RUN),
+    ] = None,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write event files for TensorBoard into the run folder.")
+        bool,
+        typer.Option(
+            "--tensorboard", help="Write event files for TensorBoard into the run folder.", rich_help_panel=SHOWN
+        ),
     ] = False,
     mlflow: Annotated[
-        str | None, typer.Option(metavar="URI", help="Tell the MLflow tracking server there of the run.")
-    ] = None,
-    event_log: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Folder for Spark's event log, for the history server.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
-    log_level: Annotated[
         str | None,
-        typer.Option(
-            metavar="LEVEL", help=f"Log from here on, on workers too: {', '.join(logs.LEVELS)}; default WARN."
-        ),
+        typer.Option(metavar="URI", help="Tell the MLflow tracking server there of the run.", rich_help_panel=SHOWN),
     ] = None,
-    log_format: Annotated[
-        str | None,
-        typer.Option(metavar="FORM", help="text (default) or json: all of stderr as JSON lines, default level INFO."),
-    ] = None,
+    quiet: Quiet = False,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
 ) -> None:
     """Train a model, from raw text to text of its own."""
     from sparklm.storage import Folder
@@ -91,8 +122,12 @@ def train(
     logs.set_up(log_level, log_format)
     if resume and run is None:
         raise UserError("--resume needs --run DIR: which run to go on with")
+    if data_format is None:
+        explain_positionals([argument for argument in (corpus, output) if argument is not None])
     flags = source_flags(corpus, text_column, data_format, table) | {
         "spark.master": master,
+        "training.epochs": epochs,
+        "training.max_minutes": minutes,
         "output.run": run,
         "output.text": output,
         "output.tensorboard": tensorboard or None,
@@ -107,7 +142,7 @@ def train(
             "files, give their folder, or a glob in quotes"
         )
     stop = StopRequest()
-    with _tracker(quiet) as watcher, stopping_on_signals(stop, lambda: watcher.note(_STOPPING)):
+    with show_progress(quiet) as watcher, stopping_on_signals(stop, lambda: watcher.note(_STOPPING)):
         for note in resolution.notes:
             watcher.note(f"note: {note}")
         check_placement(resolution.config)
@@ -117,7 +152,7 @@ def train(
             watcher.end("interrupted")
             watcher.note(_after_interrupt(folder))
             raise typer.Exit(exit_code(stop)) from None
-    _print_result(result, folder)
+    _print_result(result, folder, has_dropout=resolution.config.model.dropout > 0)
 
 
 def _run_job(config: Config, folder: Folder, watcher: Tracker, stop: StopRequest, *, resume: bool) -> JobResult:
@@ -140,28 +175,20 @@ def _run_job(config: Config, folder: Folder, watcher: Tracker, stop: StopRequest
     return job.train(config, folder, start, watcher, resume=resume, stop=stop)
 
 
-def _print_result(result: JobResult, folder: Folder) -> None:
+def _print_result(result: JobResult, folder: Folder, *, has_dropout: bool) -> None:
     record = result.model_record
     seconds = sum(entry.TimeStamp for entry in result.records) / 1000
     print(f"\n{result.sample}\n")
     if record.ValidationLoss is not None:
         perplexity = "" if record.Perplexity is None else f", perplexity {record.Perplexity:.2f}"
         print(f"validation loss {record.ValidationLoss:.4f}{perplexity}")
-    print(f"training loss {record.TrainingLoss:.4f}, {count(len(result.records), 'epoch')} in {seconds:.1f} s")
+    epoch = "the last epoch" if record == result.records[-1] else f"epoch {record.Epoch}"
+    dropout = ", with dropout" if has_dropout else ""
+    print(f"training loss {record.TrainingLoss:.4f} (mean of {epoch}'s steps{dropout})")
+    print(f"{count(len(result.records), 'epoch')} in {seconds:.1f} s")
     print("\n".join(f"  {file}" for file in result.files))
-    opening = " ".join(result.sample.split()[:3])
-    print(f"try: {program_name()} generate {folder} {shlex.quote(opening)}")
-
-
-def _tracker(quiet: bool) -> Tracker:
-    """Show the job on the console, or log it where nobody looks or everything has to be JSON."""
-    from rich.console import Console
-
-    from sparklm.progress.log import LogView
-    from sparklm.progress.terminal import console_view
-    from sparklm.progress.tracker import Tracker
-
-    return Tracker(LogView() if quiet or logs.is_json() else console_view(Console(stderr=True)))
+    opening = " ".join(itertools.takewhile(lambda word: "\ufffd" not in word, result.sample.split()[:3]))
+    print(f"try: {program_name()} generate {shlex.quote(str(folder))} {shlex.quote(opening)}")
 
 
 def _new_run_name() -> str:

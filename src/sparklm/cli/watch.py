@@ -6,10 +6,14 @@ from typing import Annotated
 
 import typer
 
+from sparklm.cli.completion import complete_run
+
 
 def watch(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run that is under way.")],
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="The folder of a run that is under way.", autocompletion=complete_run)
+    ],
+    interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Time between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once, and do not wait.")] = False,
 ) -> None:
     """Follow a run that is under way, here or elsewhere."""

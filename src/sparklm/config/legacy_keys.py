@@ -1,7 +1,7 @@
 """Settings by the names that earlier Spark language-model trainers gave them.
 
-Their config files run as they are: `translate` turns each of their keys into one of ours. Camel case in place of our
-snake case (`training.learningRate`) needs no entry here.
+Their config files run as they are: `translate` turns each of their keys into one of ours. Camel case and hyphens in
+place of our snake case (`training.learningRate`, `training.learning-rate`) need no entry here.
 """
 
 from __future__ import annotations
@@ -101,4 +101,4 @@ def translate(key: str, known_keys: Collection[str]) -> str | None:
 
 
 def _snake_case(key: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])([A-Z])", lambda match: f"_{match[1].lower()}", key)
+    return re.sub(r"(?<=[a-z0-9])([A-Z])", lambda match: f"_{match[1].lower()}", key).replace("-", "_")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+
 from sparklm.errors import UserError
 
 DEFAULT_PRESET = "gpt-tiny"
@@ -113,4 +115,6 @@ def preset_values(name: str) -> dict[str, object]:
     try:
         return PRESETS[name]
     except KeyError:
-        raise UserError(f"preset {name!r} is unknown; there are {', '.join(PRESETS)}") from None
+        similar = [other for other in PRESETS if name.lower() in other] or difflib.get_close_matches(name, PRESETS)
+        meant = f"did you mean {similar[0]}? There" if similar else "there"
+        raise UserError(f"preset {name!r} is unknown; {meant} are {', '.join(PRESETS)}") from None

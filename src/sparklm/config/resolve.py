@@ -6,7 +6,6 @@ nearest key that exists.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from sparklm.config.files import read_config_file
 from sparklm.config.legacy_keys import ALIASES, CLUSTER_ALIASES, SYSTEM_PRESETS, WITHOUT_EFFECT, translate
+from sparklm.config.nearest import nearest_key
 from sparklm.config.presets import DEFAULT_PRESET, preset_values
 from sparklm.config.tree import Config, describe_setting, flat_settings
 from sparklm.errors import UserError
@@ -144,7 +144,7 @@ def _merge(
             if given in skipped:
                 notes.append(f"{given} = {value!r} is not used: {skipped[given]}")
             elif key is None:
-                problems.append(f"{given} = {value!r} ({source}): unknown key{_nearest(given, keys)}")
+                problems.append(f"{given} = {value!r} ({source}): unknown key{_suggestion(given, keys)}")
             else:
                 values[key] = value
                 is_own_name = given in (key, key.removeprefix(_PROPERTIES))
@@ -247,12 +247,6 @@ def _as_spark_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _nearest(key: str, keys: Mapping[str, object]) -> str:
-    """Suggest the known key most like this one, comparing the last part too: people forget the section."""
-    candidates = [*keys, *ALIASES]
-    matches = difflib.get_close_matches(key, candidates, n=1, cutoff=0.7)
-    if not matches:
-        by_last_part = {candidate.rpartition(".")[2]: candidate for candidate in reversed(list(keys))}
-        last = difflib.get_close_matches(key.rpartition(".")[2], by_last_part, n=1, cutoff=0.75)
-        matches = [by_last_part[name] for name in last]
-    return f"; did you mean {matches[0]}?" if matches else ""
+def _suggestion(key: str, keys: Mapping[str, object]) -> str:
+    nearest = nearest_key(key, keys)
+    return "" if nearest is None else f"; did you mean {nearest}?"

@@ -133,6 +133,9 @@ class TrainingConfig(Section):
     label_smoothing: Fraction = Field(0.0, description="part of the probability that wrong tokens should get")
     epochs: PositiveInt = Field(3, description="times every window is seen")
     max_steps: PositiveInt | None = Field(None, description="steps after which training ends in any case")
+    max_minutes: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="minutes of training after which it ends; none = no limit"
+    )
     batch_size: PositiveInt = Field(4, description="windows per replica that go through the network at once")
     accumulation_steps: PositiveInt = Field(1, description="batches whose gradients make one step")
     optimizer: Annotated[str, one_of(OPTIMIZERS)] = Field(

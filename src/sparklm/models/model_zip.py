@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -116,7 +117,8 @@ def _read_files(address: str) -> dict[str, bytes]:
     if inside.exists("model.zip"):
         folder, name = inside, "model.zip"
     elif inside.exists("checkpoints"):
-        raise UserError(f"{address} is a run that has no model yet; go on with: sparklm train --run {address} --resume")
+        resume = f"sparklm train --run {shlex.quote(address)} --resume"
+        raise UserError(f"{address} is a run that has no model yet; go on with: {resume}")
     elif inside.names():
         raise UserError(f"there is no model in the folder {address}; give a model.zip, a run or an unpacked model")
     try:

@@ -28,7 +28,7 @@ class Message(BaseModel):
     kind: Kind
     text: str
     time: float
-    figures: Mapping[str, float] = {}
+    figures: Mapping[str, int | float] = {}  # counts stay whole numbers
 
 
 class Training(BaseModel):

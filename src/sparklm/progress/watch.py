@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 import time
 from typing import Literal
@@ -51,7 +52,7 @@ def _first_status(run: Folder) -> Status:
     status = read_status(run)
     if status is None:
         what = "was made without one" if run.exists(CONFIG) else "is not a run, or has only just begun"
-        raise UserError(f"{run} has no status to follow: it {what}; see 'sparklm report {run}'")
+        raise UserError(f"{run} has no status to follow: it {what}; see: sparklm report {shlex.quote(str(run))}")
     return status
 
 

@@ -71,6 +71,12 @@ class TableCorpus:
     def _rows_up_to(self, limit: int) -> DataFrame:
         return self._rows.filter(f"hash <= {limit}").orderBy("hash", "text").select("text")
 
+    def documents(self) -> Iterator[Chunk]:
+        """Fetch the rows, in the order of their hashes."""
+        name_jobs(self._session, f"sparklm: read {self._name}")
+        for row in run_query(self._session, lambda: self._rows.orderBy("hash", "text")):
+            yield make_chunk(f"{self._name}:{row.hash & (2**64 - 1):016x}", bytes(row.text))
+
     def survey_ids(self) -> Vocabulary:
         """A table holds text."""
         raise UserError(f"{self._name} is a table of text, not of token ids")

@@ -19,7 +19,7 @@ from sparklm.errors import UserError
 from sparklm.text.cleaning import clean
 from sparklm.text.encode import ShardRequest, ShardResult, encode_shard_task
 from sparklm.text.formats import AUTO, FORMATS, PLAIN_TEXT, SAMPLE, Form, read_chunks
-from sparklm.text.readers import Piece, read_head
+from sparklm.text.readers import Chunk, Piece, read_head
 from sparklm.text.shards import Input
 from sparklm.text.sources import Source, cut_pieces, list_sources
 from sparklm.text.token_files import HEAD_BYTES, Vocabulary, detect_form, survey_ids
@@ -44,6 +44,9 @@ class Corpus(Protocol):
 
     def sample_texts(self) -> Iterator[str]:
         """Text from all over the corpus, always the same, enough to train a tokenizer."""
+
+    def documents(self) -> Iterator[Chunk]:
+        """All of it, chunk by chunk, read in this process."""
 
     def survey_ids(self) -> Vocabulary:
         """What the token ids say about their vocabulary; only for a corpus of these."""
@@ -86,6 +89,11 @@ class FileCorpus:
                 total += len(chunk.data)
                 if total >= TOKENIZER_SAMPLE_BYTES:
                     return
+
+    def documents(self) -> Iterator[Chunk]:
+        """Read one piece after another."""
+        for piece in self._pieces:
+            yield from read_chunks(piece, self._data.text_column)
 
     def survey_ids(self) -> Vocabulary:
         """Let every task look at its pieces."""

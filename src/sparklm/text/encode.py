@@ -63,7 +63,6 @@ def encode_shard(request: ShardRequest, chunks: Iterable[Chunk], counts: Counter
     """Clean, encode and write the documents of one shard, in several files where they are long."""
     folder = Folder(request.dataset_url)
     tokenizer = _load_tokenizer(folder, request.tokenizer_sha256)
-    end_of_text = np.array([tokenizer.end_of_text], dtype=np.uint32)
     rows: dict[Split, list[TokenIds]] = {"train": [], "validation": []}
     lengths: Counter[Split] = Counter()
     shards: list[tuple[Split, Shard]] = []
@@ -79,18 +78,22 @@ def encode_shard(request: ShardRequest, chunks: Iterable[Chunk], counts: Counter
         if chunk.repaired_sequences:
             repaired_documents.add(chunk.document)
         split = split_of(chunk.document, request.validation_fraction)
-        if request.form == "text":
-            tokens = tokenizer.encode_utf8(chunk.data)
-        else:
-            tokens = parse_ids(chunk.data, request.form, chunk.document)
-        rows[split] += [tokens, end_of_text] if chunk.ends_document else [tokens]
-        lengths[split] += len(tokens) + chunk.ends_document
+        tokens = encode_chunk(chunk, request.form, tokenizer)
+        rows[split].append(tokens)
+        lengths[split] += len(tokens)
         if lengths[split] >= SHARD_TOKENS:
             close(split)
     for split in rows:
         if rows[split]:
             close(split)
     return ShardResult(shards=shards, counts=Counts(**counts), repaired_documents=repaired_documents)
+
+
+def encode_chunk(chunk: Chunk, form: Form, tokenizer: Tokenizer) -> TokenIds:
+    """The tokens of some text, or those that it already is, with an end-of-text token where its document ends."""
+    tokens = tokenizer.encode_utf8(chunk.data) if form == "text" else parse_ids(chunk.data, form, chunk.document)
+    end_of_text = np.array([tokenizer.end_of_text], dtype=np.uint32)
+    return np.concatenate([tokens, end_of_text]) if chunk.ends_document else tokens
 
 
 def split_of(document: str, validation_fraction: float) -> Split:

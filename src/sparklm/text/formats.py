@@ -165,7 +165,7 @@ def _text_of_json(line: bytes, text_column: str, place: str) -> str:
         raise UserError(f"{place}: this line is not JSON ({error})") from error
     if not isinstance(record, dict) or text_column not in record:
         names = ", ".join(record) if isinstance(record, dict) else f"a {type(record).__name__}"
-        raise UserError(f"{place}: no field {text_column!r}, only {names}; say which with data.text_column")
+        raise UserError(f"{place}: no field {text_column!r}, only {names}; say which with --text-column")
     if not isinstance(record[text_column], str | None):
         raise UserError(f"{place}: {text_column!r} is a {type(record[text_column]).__name__}, not a text")
     return record[text_column] or ""

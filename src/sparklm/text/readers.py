@@ -246,9 +246,7 @@ def refuse_zero(data: bytes, offset: int, address: str) -> None:
 
 def missing_column(address: str, text_column: str, names: Iterable[str]) -> UserError:
     """The error that lists the columns there are instead of the one that was asked for."""
-    return UserError(
-        f"{address} has no column {text_column!r}, only {', '.join(names)}; say which with data.text_column"
-    )
+    return UserError(f"{address} has no column {text_column!r}, only {', '.join(names)}; say which with --text-column")
 
 
 def _repair(data: bytes) -> tuple[bytes, int]:

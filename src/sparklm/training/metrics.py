@@ -141,7 +141,7 @@ class EpochRecord(BaseModel):
     TimeStamp: Annotated[
         int, Column("time", lambda facts: round(facts.seconds * 1000), unit="ms", form=",d", in_summary=True)
     ]
-    TrainingLoss: Annotated[float, _training("training loss", "loss", form=".4f", group="final", in_summary=True)]
+    TrainingLoss: Annotated[float, _training("mean training loss", "loss", form=".4f", group="final", in_summary=True)]
     TrainingAccuracy: Annotated[float, _training("accuracy", "accuracy", form=".4f", in_summary=True)]
     ValidationAccuracy: Annotated[float | None, _validation("validation accuracy", "accuracy")]
     meanGradientMagnitude: Annotated[

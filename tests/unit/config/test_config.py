@@ -10,6 +10,7 @@ import pytest
 
 from sparklm.config import Config, ModelConfig, flat_settings
 from sparklm.config.legacy_keys import ALIASES, CLUSTER_ALIASES, translate
+from sparklm.config.nearest import SYNONYMS, nearest_key
 from sparklm.config.presets import PRESETS
 from sparklm.config.resolve import describe, known_keys, resolve
 from sparklm.errors import UserError
@@ -86,7 +87,7 @@ def test_all_problems_are_told_at_once_with_value_source_allowed_and_nearest_key
         f"data.tokenizer = 'morse' ({path}): should be one of bpe, word, char, byte, gpt2,",
         "data: overlap 500 must be smaller than window_size 128",
         "training.batch_size = 'many' (--set): should be a valid integer",
-        "windowsize = '4' (--set): unknown key; did you mean windowSize?",
+        "windowsize = '4' (--set): unknown key; did you mean data.window_size?",
         "--set nonsense: give it as key=value",
         "training.learning_rate = 'inf' (--set): should be a finite number",
     ):
@@ -105,6 +106,7 @@ def test_all_problems_are_told_at_once_with_value_source_allowed_and_nearest_key
         ("training.objective=embedding", "does not go with gpt; use lstm, dense, attention or rnn"),
         ("model.architecture=transformer", "should be 'gpt', 'lstm', 'dense', 'attention' or 'rnn'"),
         ("training.epochs=0", "greater than or equal to 1"),
+        ("training.max_minutes=0", "greater than 0"),
         ("distributed.replicas=5000", "less than or equal to 4096"),
         ("data.validation_fraction=1", "less than 1"),
         ("spark.mastr=local", "did you mean spark.master"),
@@ -198,8 +200,11 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, name: str, text: str
 def test_a_missing_file_and_a_missing_preset_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
         resolve(config_file=str(tmp_path / "no.yaml"))
-    with pytest.raises(UserError, match="there are gpt-tiny, gpt-small, gpt-124m"):
-        resolve(preset="gpt-5")
+    with pytest.raises(UserError, match="'huge' is unknown; there are gpt-tiny, gpt-small, gpt-124m"):
+        resolve(preset="huge")
+    for typed, meant in (("tiny", "gpt-tiny"), ("gpt_small", "gpt-small"), ("LSTM", "s0-lstm")):
+        with pytest.raises(UserError, match=rf"did you mean {meant}\? There are gpt-tiny"):
+            resolve(preset=typed)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -396,6 +401,42 @@ def test_every_alias_leads_to_a_key_that_exists() -> None:
         assert target in keys or target.startswith("spark.properties.spark.")
         assert translate(target, keys) == target
     assert Config.model_validate({}) == Config()
+
+
+@pytest.mark.parametrize("name", SYNONYMS)
+def test_the_names_of_other_trainers_are_refused_with_ours(name: str) -> None:
+    assert SYNONYMS[name] in known_keys()
+    for spelling in (name, name.replace("_", "-"), name.upper(), f"anything.{name}"):
+        assert nearest_key(spelling, known_keys()) == SYNONYMS[name]
+    with pytest.raises(UserError, match=rf"  {name} = '1' .*: unknown key; did you mean {SYNONYMS[name]}\?"):
+        resolve(assignments=[f"{name}=1"])
+
+
+def test_a_key_without_its_section_is_refused_with_the_whole_key() -> None:
+    owners: dict[str, str] = {}
+    for key in known_keys():
+        owners.setdefault(key.rpartition(".")[2], key)  # of several sections that have it, the first
+    for name, key in owners.items():
+        assert nearest_key(name, known_keys()) == SYNONYMS.get(name, key)
+    assert nearest_key("word2vec.lr", known_keys()) == "word2vec.learning_rate"
+    assert nearest_key("gibberish", known_keys()) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.conf", "training { learning-rate = 0.5, max-steps = 7 }"),
+        ("a.yaml", "training: {learning-rate: 0.5, max-steps: 7}"),
+        ("a.toml", "[training]\nlearning-rate = 0.5\nmax-steps = 7"),
+        ("a.json", '{"training": {"learning-rate": 0.5, "max-steps": 7}}'),
+    ],
+)
+def test_hyphens_are_as_good_as_underscores(tmp_path: Path, name: str, text: str) -> None:
+    training = resolve(config_file=write(tmp_path, name, text)).config.training
+    assert (training.learning_rate, training.max_steps) == (0.5, 7)
+    assert resolve(assignments=["data.window-size=9"]).config.data.window_size == 9
+    assert "spark.properties" not in (translate("spark.event-log", known_keys()) or "")
+    assert translate("spark.some-package.some-key", known_keys()) == "spark.properties.spark.some-package.some-key"
 
 
 def test_settings_of_syncs_that_do_not_take_place_are_named() -> None:

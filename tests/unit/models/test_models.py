@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparklm.config import Config, ModelConfig
+from sparklm.config import Config, DataConfig, ModelConfig
 from sparklm.config.resolve import resolve
 from sparklm.errors import UserError
 from sparklm.evaluation import evaluate_corpus
@@ -24,6 +24,7 @@ from sparklm.models.model_zip import TrainedModel, load_model, pack_model
 from sparklm.models.network import LanguageModel
 from sparklm.models.objectives import batch_loss
 from sparklm.models.registry import ARCHITECTURES
+from sparklm.placement.in_process import InProcess
 from sparklm.text.tokenizer_kinds import make_tokenizer
 from tests.conftest import SENTENCES, run_job, tiny_config
 
@@ -250,7 +251,7 @@ def test_a_model_is_saved_loaded_evaluated_and_writes(
     tokens = windows(length=6)
     assert torch.equal(trained.model(tokens), model(tokens))
     assert trained.model.shape.objective == model.shape.objective
-    result = evaluate_corpus(trained, str(corpus_file))
+    result = evaluate_corpus(trained, DataConfig(corpus=str(corpus_file)), InProcess())
     assert math.isfinite(result.loss)
     assert (result.perplexity is None) == (result.bits_per_byte is None) == (objective == "embedding")
     assert result.tokens >= len(SENTENCES) * 30 - 6

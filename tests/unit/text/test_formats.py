@@ -67,10 +67,10 @@ def test_compressed_files_say_the_same(tmp_path: Path, kind: str, compression: s
         ("a.txt.zst", b"no zstd", "a.txt.zst cannot be read"),
         ("a.parquet", b"no parquet", "a.parquet cannot be read as parquet"),
         ("a.jsonl", b'{"text": "ok"}\n{"text": \n', "a.jsonl, byte 15: this line is not JSON"),
-        ("a.jsonl", b'{"body": 1, "title": 2}\n', "no field 'text', only body, title; say which with data.text_column"),
+        ("a.jsonl", b'{"body": 1, "title": 2}\n', "no field 'text', only body, title; say which with --text-column"),
         ("a.jsonl", b'{"text": 5}\n', "'text' is a int, not a text"),
         ("a.jsonl", b"[1]\n", "no field 'text', only a list"),
-        ("a.csv", b"id,body\n1,x\n", "a.csv has no column 'text', only id, body; say which with data.text_column"),
+        ("a.csv", b"id,body\n1,x\n", "a.csv has no column 'text', only id, body; say which with --text-column"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused_with_its_name(

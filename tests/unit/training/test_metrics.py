@@ -11,7 +11,7 @@ from typing import get_args
 import psutil
 import pytest
 
-from sparklm.evaluation import evaluate_corpus
+from sparklm.evaluation import evaluate_dataset
 from sparklm.models.model_zip import load_model
 from sparklm.storage import Folder
 from sparklm.training.metrics import CpuMeter, read_metrics
@@ -72,7 +72,7 @@ def test_the_memory_of_a_replica_is_that_of_its_process(corpus_file: Path, tmp_p
 
 def test_bits_per_byte_are_those_that_evaluate_gives(finished_run: Path) -> None:
     last = read_metrics(Folder(str(finished_run)))[-1]
-    measured = evaluate_corpus(load_model(str(finished_run)), str(finished_run / "dataset"))
+    measured = evaluate_dataset(load_model(str(finished_run)), str(finished_run / "dataset"))
     assert last.BitsPerByte == pytest.approx(measured.bits_per_byte)
 
 
