@@ -18,6 +18,7 @@ from sparklm.training.records import (
     SAMPLES,
     STEPS,
     TASKS,
+    EvaluationRecord,
     Sample,
     StepRecord,
     TaskRecord,
@@ -82,6 +83,24 @@ def step_records(epoch: int) -> list[StepRecord]:
 
 def epoch_sample(epoch: int) -> Sample:
     return Sample(epoch=epoch, step=20 * epoch, prompt="The", text=f"The quick\n<b>fox</b> of epoch {epoch}")
+
+
+def evaluation_record(step: int, loss: float | None = None, tokens_per_step: int = 200) -> EvaluationRecord:
+    """An evaluation during epochs of twenty steps, as those above."""
+    loss = 60 / (step + 10) if loss is None else loss
+    return EvaluationRecord(
+        step=step,
+        epoch=(step - 1) // 20 + 1,
+        time=BEGAN + step / 4,
+        tokens=tokens_per_step * step,
+        loss=loss,
+        accuracy=0.1 + step / 1000,
+        perplexity=math.exp(loss),
+    )
+
+
+def evaluation_sample(step: int) -> Sample:
+    return Sample(epoch=(step - 1) // 20 + 1, step=step, prompt="The", text=f"The quick\n<b>fox</b> of step {step}")
 
 
 def write_history(run: Folder, epochs: int) -> None:

@@ -10,14 +10,27 @@ from sparklm.progress.watcher import Watcher
 from sparklm.storage import Folder
 from sparklm.text.shards import Dataset
 from sparklm.training.metrics import ClusterFigures, EpochFacts, EpochRecord, read_metrics, write_metrics
-from sparklm.training.records import SAMPLES, STEPS, TASKS, Sample, StepRecord, TaskRecord, read_lines, write_lines
+from sparklm.training.records import (
+    SAMPLES,
+    STEPS,
+    TASKS,
+    EvaluationRecord,
+    Sample,
+    StepRecord,
+    TaskRecord,
+    read_lines,
+    write_lines,
+)
 from sparklm.training.tasks import EpochEnd
 
 _MOST_TOKENS_MEASURED = 2**20
 
 
 class EpochListener(Protocol):
-    """Someone who takes in every epoch that is recorded."""
+    """Someone who takes in every evaluation and every epoch that is recorded."""
+
+    def evaluation(self, record: EvaluationRecord, sample: Sample | None) -> None:
+        """An evaluation during training is recorded."""
 
     def epoch(self, record: EpochRecord, steps: Sequence[StepRecord], sample: Sample | None) -> None:
         """An epoch is recorded."""
