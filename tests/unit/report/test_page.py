@@ -59,7 +59,7 @@ def without_scripts(page: str) -> str:
 def figures(page: str) -> dict[str, dict[str, list[dict[str, object]]]]:
     found = re.search(r'<script type="application/json" id="plot-data">(.*?)</script>', page, re.DOTALL)
     assert found is not None
-    return json.loads(found[1])
+    return json.loads(found[1])["figures"]
 
 
 def reasons(page: str) -> list[str]:
