@@ -15,6 +15,7 @@ from sparklm.storage import Folder
 from sparklm.training.epoch_log import EpochTotals
 from sparklm.training.metrics import ClusterFigures, EpochFacts, EpochRecord, read_metrics, write_metrics
 from sparklm.training.records import (
+    EVALUATIONS,
     SAMPLES,
     STEPS,
     TASKS,
@@ -188,6 +189,12 @@ def with_measurements(epoch: EpochRecord, on_spark: bool) -> EpochRecord:
         measured |= {"totalShuffleReadBytes": 4096, "totalShuffleWriteBytes": 4096, "failedTaskCount": epoch.Epoch % 2}
         measured |= {"maxTaskDuration": 5000.0, "minTaskDuration": 2000.0, "avgTaskDuration": 4100.0}
     return epoch.model_copy(update=measured)
+
+
+def add_evaluations(run: Folder, *steps: int) -> None:
+    """Add evaluations at these steps, and a sample at each."""
+    write_lines(run, EVALUATIONS, [evaluation_record(step) for step in steps])
+    write_lines(run, SAMPLES, [evaluation_sample(step) for step in steps])
 
 
 def add_history(run: Folder, *, on_spark: bool, steps_per_epoch: int = 120) -> None:

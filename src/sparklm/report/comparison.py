@@ -44,7 +44,7 @@ def comparison_sections(all_facts: Sequence[RunFacts]) -> list[Section]:
     training = _curves(all_facts, "training", "training loss", "loss", "TrainingLoss")
     throughput = _curves(all_facts, "throughput", "tokens per second", "tokens_per_second", "TokensPerSecond")
     settings = _differing_settings(all_facts)
-    per_token = " Of different tokens: the heights do not compare." if have_other_tokenizers(all_facts) else ""
+    per_token = " Per token, and these differ: the heights do not compare." if have_other_tokenizers(all_facts) else ""
     return [
         Section(
             "Final figures",
@@ -149,22 +149,32 @@ def comparison_text(all_facts: Sequence[RunFacts]) -> str:
 def _validation(all_facts: Sequence[RunFacts]) -> Section:
     """Validation of all runs: by evaluations, where all have them; in bits per byte, where their tokens differ."""
     per_byte = have_other_tokenizers(all_facts)
-    measure = "bits per byte" if per_byte else "validation loss"
-    when, over_steps = "After each epoch.", all(facts.epoch_steps is not None for facts in all_facts)
-    lines = [_line_of_epochs(facts, per_byte, over_steps) for facts in all_facts]
     if all(facts.evaluations and (facts.bits_per_byte_of_loss or not per_byte) for facts in all_facts):
         when, over_steps = "On a fixed part of the validation text, during training.", True
         lines = [_line_of_evaluations(facts, per_byte) for facts in all_facts]
-    x = "step" if over_steps else "training tokens"
-    figure = frame(x, measure, hovermode="closest", meta=OVER_STEPS if over_steps else None)
+    else:
+        when, over_steps = "After each epoch.", all(facts.epoch_steps is not None for facts in all_facts)
+        lines = [_line_of_epochs(facts, per_byte, over_steps) for facts in all_facts]
+    title = "Bits per byte" if per_byte else "Validation loss"
+    comparable = (
+        "A token is not the same amount of text in all runs." if per_byte else "By tokens, different batches compare."
+    )
+    return Section(title, f"{when} {comparable}", [_validation_plot(all_facts, lines, title, over_steps)])
+
+
+def _validation_plot(
+    all_facts: Sequence[RunFacts], lines: Sequence[Line], title: str, over_steps: bool
+) -> Plot | Missing:
+    x, meta = ("step", OVER_STEPS) if over_steps else ("training tokens", None)
+    figure = frame(x, title.lower(), hovermode="closest", meta=meta)
     for place, ((name, _), (places, values)) in enumerate(zip(_named(all_facts), lines, strict=True)):
         if any(value is not None for value in values):
             add_line(figure, chart_text(name), places, values, **line_style(place))
             figure.data[-1].meta = {"run": place}
-    label = f"{measure.capitalize()} of the validation text, a line a run"
-    plot = Plot(name="validation", label=label, figure=figure, height=400)
-    part = plot if figure.data else Missing(f"no run has a {measure} yet" if not per_byte else f"no run has {measure}")
-    return Section(measure.capitalize(), f"{when} Runs with different batches compare by tokens.", [part])
+    if not figure.data:
+        return Missing(f"no run has a figure for it yet ({title.lower()})")
+    label = f"{title} of the validation text, a line a run"
+    return Plot(name="validation", label=label, figure=figure, height=400)
 
 
 def _line_of_evaluations(facts: RunFacts, per_byte: bool) -> Line:

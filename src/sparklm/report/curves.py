@@ -78,7 +78,7 @@ def replica_losses(facts: RunFacts) -> Plot | None:
         style = line_style(replica)
         add_curve(figure, f"replica {replica}", places[even], losses[even], style["color"], dash=style["dash"])
     shown, number = len(figure.data), facts.record.config.distributed.replicas
-    which = f"All {number}" if shown == number else f"The first {shown} of {number}"
+    which = f"The first {shown} of {number}" if shown < number else "Both" if number == 2 else f"All {number}"
     return Plot(
         name="replica-loss",
         label="Training loss by step, a line a replica",

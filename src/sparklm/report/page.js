@@ -7,6 +7,7 @@
   const root = document.documentElement;
   const hasMouse = matchMedia("(hover: hover)").matches;
   const PRINTED_WIDTH = 680; // a sheet of A4 between its margins, in CSS pixels
+  const LOG_TICKS = { tickformat: "", exponentformat: "power", nticks: 4 }; // else every digit has its own
   const config = {
     responsive: true,
     displaylogo: false,
@@ -81,7 +82,7 @@
       layout: {
         ...layout,
         xaxis: { ...layout.xaxis, title, type: type.x, hoverformat: format },
-        yaxis: { ...layout.yaxis, type: type.y },
+        yaxis: type.y === "linear" ? layout.yaxis : { ...layout.yaxis, type: type.y, ...LOG_TICKS },
         shapes: layout.shapes?.map((shape) => ({ ...shape, x0: moved(shape.x0, 0), x1: moved(shape.x1, 0) })),
         uirevision: [x, type.x, type.y].join(), // another axis shows all of it
       },

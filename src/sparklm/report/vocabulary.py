@@ -109,8 +109,8 @@ def rank_frequency(counted: TokenCounts) -> Plot:
         name="rank-frequency",
         label="Frequency of tokens by rank, on logarithmic scales",
         figure=figure,
-        caption=f"{len(ranks):,} of the {len(ranked):,} tokens that occur. The "
-        f"{len(counted.counts) - len(ranked):,} that do not are not in it.",
+        caption=f"{len(ranks):,} of the {len(ranked):,} tokens that occur, at even distances along the line. The "
+        f"{len(counted.counts) - len(ranked):,} tokens of the vocabulary that do not occur have no place on it.",
     )
 
 
@@ -159,12 +159,12 @@ def _what_the_plane_shows(vectors: Vectors, num_tokens: int) -> str:
     words, dimensions = vectors.shape
     random = unit_rows(np.random.default_rng(0).normal(size=vectors.shape).astype(np.float32))
     return (
-        f"{words:,} words: the most frequent of the {num_tokens:,} tokens that occur. Of the differences between their "
-        f"vectors, in {dimensions} dimensions and scaled to length one, this plane keeps "
-        f"{100 * share_in_plane(vectors):.0f} % of the variance and hides the rest. Of as many random vectors it would "
-        f"keep {100 * share_in_plane(random):.0f} %: what is not well above that shows no order. Words that lie "
-        "together here may be far apart in the model, and a distance between groups means little; the box of a point "
-        "has its true neighbours. The axes have no meaning of their own."
+        f"{words:,} words, the most frequent ones of the {num_tokens:,} tokens that occur. Their vectors have "
+        f"{dimensions} dimensions and are scaled to length one. The plane keeps {100 * share_in_plane(vectors):.0f} % "
+        f"of their variance and hides the rest; of as many random vectors, the best plane keeps "
+        f"{100 * share_in_plane(random):.0f} %, so a figure near that shows no order. Words that lie together here may "
+        "be far apart in the model, and distances between groups mean little: the box of a point has its true "
+        "neighbours. The axes have no meaning of their own."
     )
 
 
