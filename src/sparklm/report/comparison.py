@@ -155,11 +155,11 @@ def _validation(all_facts: Sequence[RunFacts]) -> Section:
     else:
         when, over_steps = "After each epoch.", all(facts.epoch_steps is not None for facts in all_facts)
         lines = [_line_of_epochs(facts, per_byte, over_steps) for facts in all_facts]
-    title = "Bits per byte" if per_byte else "Validation loss"
-    comparable = (
-        "A token is not the same amount of text in all runs." if per_byte else "By tokens, different batches compare."
-    )
-    return Section(title, f"{when} {comparable}", [_validation_plot(all_facts, lines, title, over_steps)])
+    if per_byte:
+        title, axis = "Bits per byte", "By tokens, runs do not compare: a token is not the same amount of text in all."
+    else:
+        title, axis = "Validation loss", "By tokens, runs with different batches compare."
+    return Section(title, f"{when} {axis}", [_validation_plot(all_facts, lines, title, over_steps)])
 
 
 def _validation_plot(
