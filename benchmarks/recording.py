@@ -123,6 +123,7 @@ def time_inside(config: Config, steps: int) -> str:
         ("progress, status.json", Tracker, "step_done"),
         ("samples", Replica, "_generate_sample"),
         ("files of records", recorder, "write_lines"),
+        ("event files", SafeExporter, "evaluation"),
         ("event files", SafeExporter, "epoch"),
     )
     with contextlib.ExitStack() as patches:

@@ -15,9 +15,11 @@ from sparklm.storage import Folder
 from sparklm.training.epoch_log import EpochTotals
 from sparklm.training.metrics import ClusterFigures, EpochFacts, EpochRecord, read_metrics, write_metrics
 from sparklm.training.records import (
+    EVALUATIONS,
     SAMPLES,
     STEPS,
     TASKS,
+    EvaluationRecord,
     Sample,
     StepRecord,
     TaskRecord,
@@ -82,6 +84,24 @@ def step_records(epoch: int) -> list[StepRecord]:
 
 def epoch_sample(epoch: int) -> Sample:
     return Sample(epoch=epoch, step=20 * epoch, prompt="The", text=f"The quick\n<b>fox</b> of epoch {epoch}")
+
+
+def evaluation_record(step: int, loss: float | None = None, tokens_per_step: int = 200) -> EvaluationRecord:
+    """An evaluation during epochs of twenty steps, as those above."""
+    loss = 60 / (step + 10) if loss is None else loss
+    return EvaluationRecord(
+        step=step,
+        epoch=(step - 1) // 20 + 1,
+        time=BEGAN + step / 4,
+        tokens=tokens_per_step * step,
+        loss=loss,
+        accuracy=0.1 + step / 1000,
+        perplexity=math.exp(loss),
+    )
+
+
+def evaluation_sample(step: int) -> Sample:
+    return Sample(epoch=(step - 1) // 20 + 1, step=step, prompt="The", text=f"The quick\n<b>fox</b> of step {step}")
 
 
 def write_history(run: Folder, epochs: int) -> None:
@@ -169,6 +189,12 @@ def with_measurements(epoch: EpochRecord, on_spark: bool) -> EpochRecord:
         measured |= {"totalShuffleReadBytes": 4096, "totalShuffleWriteBytes": 4096, "failedTaskCount": epoch.Epoch % 2}
         measured |= {"maxTaskDuration": 5000.0, "minTaskDuration": 2000.0, "avgTaskDuration": 4100.0}
     return epoch.model_copy(update=measured)
+
+
+def add_evaluations(run: Folder, *steps: int) -> None:
+    """Add evaluations at these steps, and a sample at each."""
+    write_lines(run, EVALUATIONS, [evaluation_record(step) for step in steps])
+    write_lines(run, SAMPLES, [evaluation_sample(step) for step in steps])
 
 
 def add_history(run: Folder, *, on_spark: bool, steps_per_epoch: int = 120) -> None:

@@ -11,23 +11,26 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparklm.report.facts import gather_facts
 from sparklm.report.page import report_page, write_report
 from sparklm.storage import Folder
 from sparklm.training.records import TASKS, TaskRecord, read_lines
 from tests.conftest import SENTENCES, STRATEGIES, run_job, tiny_config
 from tests.harm import harm, kill
-from tests.run_history import HOSTILE
+from tests.run_history import HOSTILE, add_evaluations
 
 if TYPE_CHECKING:
     from sparklm.spark.placement import OnSpark
 
 pytestmark = pytest.mark.spark
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+Keys = webdriver.Keys
 WITH_A_MOUSE = "--blink-settings=" + ",".join(
     ("primaryHoverType=2", "availableHoverTypes=2", "primaryPointerType=4", "availablePointerTypes=4")
 )
 CHARTS = {
     "loss",
+    "replica-loss",
     "learning-rate",
     "step-gradients",
     "epoch-gradients",
@@ -178,7 +181,8 @@ def test_what_models_and_tasks_say_is_text_and_nothing_else(browser: webdriver.C
     emulate(browser)
     open_page(browser, page)
     assert browser.title == "Run run – sparklm"
-    assert HOSTILE in browser.execute_script("return document.querySelector('#samples details[open]').textContent")
+    assert HOSTILE in browser.execute_script("return document.querySelector('#samples .shared').textContent")
+    assert browser.execute_script("return document.querySelectorAll('#samples .card').length") >= 1
     assert browser.execute_script("return document.querySelectorAll('img, #samples script').length") == 0
     assert browser.execute_script("return document.scripts.length") == 3
 
@@ -223,6 +227,86 @@ def test_a_word_without_a_label_gets_one_when_the_reader_zooms_in(browser: webdr
     assert browser.execute_script(labelled)[hidden]
 
 
+def axis_of(browser: webdriver.Chrome, chart: str, letter: str = "x") -> dict[str, str]:
+    return browser.execute_script(
+        "const axis = document.querySelector(arguments[0])._fullLayout[arguments[1]];"
+        "return {title: axis.title.text, type: axis.type}",
+        f"#plot-{chart}",
+        f"{letter}axis",
+    )
+
+
+def last_place(browser: webdriver.Chrome, chart: str) -> float:
+    return browser.execute_script("return document.querySelector(arguments[0]).data[0].x.at(-1)", f"#plot-{chart}")
+
+
+def choose(browser: webdriver.Chrome, name: str, value: str) -> None:
+    browser.find_element("css selector", f'.axes input[name="{name}"][value="{value}"]').find_element(
+        "xpath", "following-sibling::span"
+    ).click()
+
+
+def test_the_reader_chooses_the_x_axis_of_all_charts_over_steps(
+    browser: webdriver.Chrome, page: str, reported_run: Folder
+) -> None:
+    facts = gather_facts(reported_run)
+    assert facts.tokens_per_step is not None
+    emulate(browser)
+    open_page(browser, page)
+    by_epoch = axis_of(browser, "phases")
+    for value, title, last in (
+        ("tokens", "training tokens", facts.steps[-1].step * facts.tokens_per_step),
+        ("time", "seconds of training", facts.seconds),
+        ("step", "step", facts.steps[-1].step),
+    ):
+        choose(browser, "x", value)
+        for chart in ("loss", "replica-loss", "learning-rate", "step-gradients", "throughput"):
+            assert axis_of(browser, chart)["title"] == title
+            assert last_place(browser, chart) == pytest.approx(last, rel=1e-4)
+    assert axis_of(browser, "phases") == by_epoch
+    assert messages(browser) == []
+
+
+def test_scales_can_be_logarithmic_and_stay_so_in_the_dark(browser: webdriver.Chrome, page: str) -> None:
+    emulate(browser)
+    open_page(browser, page)
+    choose(browser, "y-scale", "log")
+    choose(browser, "x-scale", "log")
+    emulate(browser, "dark")
+    for chart in ("loss", "learning-rate", "step-gradients", "throughput"):
+        assert [axis_of(browser, chart, letter)["type"] for letter in "xy"] == ["log", "log"]
+        assert drawn(browser)[chart]["marks"] > 0
+    assert axis_of(browser, "phases", "y")["type"] == "linear"
+    assert messages(browser) == []
+
+
+def test_the_axes_can_be_chosen_by_keyboard(browser: webdriver.Chrome, page: str) -> None:
+    emulate(browser)
+    open_page(browser, page)
+    browser.execute_script("document.querySelector('.axes input:checked').focus()")
+    browser.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+    assert axis_of(browser, "loss")["title"] == "training tokens"
+    outline = "return getComputedStyle(document.querySelector('.axes :focus-visible + span')).outlineStyle"
+    assert browser.execute_script(outline) == "solid"
+
+
+@pytest.mark.parametrize(("width", "columns"), [(1200, 3), (390, 1)])
+def test_samples_stand_side_by_side_where_there_is_room(
+    browser: webdriver.Chrome, reported_run: Folder, tmp_path: Path, width: int, columns: int
+) -> None:
+    shutil.copytree(reported_run.url, tmp_path / "run")
+    add_evaluations(Folder(str(tmp_path / "run")), *range(10, 120, 10))
+    emulate(browser, width=width)
+    open_page(browser, write_report(Folder(str(tmp_path / "run"))))
+    lefts = "return [...document.querySelectorAll('#samples > .cards .card')].map((card) => card.offsetLeft)"
+    assert len(set(browser.execute_script(lefts))) == columns
+    assert len(browser.execute_script(lefts)) == 6
+    browser.find_element("css selector", "#samples summary").send_keys(Keys.ENTER)
+    assert browser.find_elements("css selector", "#samples details .card")[-1].is_displayed()
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    assert messages(browser) == []
+
+
 def test_the_settings_can_be_searched(browser: webdriver.Chrome, page: str) -> None:
     emulate(browser)
     open_page(browser, page)
@@ -238,5 +322,6 @@ def test_several_runs_are_one_page(browser: webdriver.Chrome, reported_run: Fold
     open_page(browser, page)
     charts = drawn(browser)
     assert set(charts) == {"validation", "training", "throughput"}
+    assert axis_of(browser, "validation") == {"title": "training tokens", "type": "linear"}
     assert all(counts["traces"] == 2 and counts["marks"] > 0 for counts in charts.values())
     assert messages(browser) == []

@@ -20,10 +20,18 @@ from sparklm.report.exporters.base import SafeExporter, check_exporters, open_ex
 from sparklm.report.exporters.recorded import epoch_figures, settings_as_text, step_figures
 from sparklm.storage import Folder
 from sparklm.training.metrics import read_metrics
-from sparklm.training.records import STEPS, StepRecord, read_lines
+from sparklm.training.records import EVALUATIONS, SAMPLES, STEPS, StepRecord, read_lines, write_lines
 from sparklm.training.run import RunRecord, read_run
 from tests.conftest import RecordingWatcher, run_job, tiny_config
-from tests.run_history import RECORD, epoch_record, epoch_sample, step_records, write_history
+from tests.run_history import (
+    RECORD,
+    epoch_record,
+    epoch_sample,
+    evaluation_record,
+    evaluation_sample,
+    step_records,
+    write_history,
+)
 
 PROGRAM = Path(__file__).parents[2] / ".venv-mlflow" / "bin" / "mlflow"
 START_SECONDS = 120.0
@@ -168,11 +176,29 @@ def test_a_finished_run_is_there_with_all_that_it_left(server: Server, tmp_path:
         *("metrics.csv", "steps.jsonl", "samples.jsonl", "stats.json", "stats.txt", "sample.txt", "model.zip"),
         "samples",
     }
-    assert artifacts(server, found, "samples") == {"samples/epoch-0001.txt", "samples/epoch-0002.txt"}
+    assert artifacts(server, found, "samples") == {"samples/step-00000020.txt", "samples/step-00000040.txt"}
     address = f"{server.uri}/get-artifact?run_uuid={found.info.run_id}&path="
-    for path, content in {"samples/epoch-0002.txt": epoch_sample(2).text, "stats.txt": "stats.txt"}.items():
+    for path, content in {"samples/step-00000040.txt": epoch_sample(2).text, "stats.txt": "stats.txt"}.items():
         with urllib.request.urlopen(address + path, timeout=10) as answer:
             assert answer.read().decode() == content
+
+
+def test_evaluations_are_there_by_step_once_each_with_their_samples(server: Server, tmp_path: Path) -> None:
+    run, record = tmp_path / "run", renamed("evaluated")
+    write_lines(Folder(str(run)), EVALUATIONS, [evaluation_record(10)])
+    write_lines(Folder(str(run)), SAMPLES, [evaluation_sample(10)])
+    for _ in range(2):  # the second time the server has them already
+        exporter, notes = opened(server, run, record)
+        exporter.evaluation(evaluation_record(20), evaluation_sample(20))
+    exporter.close("finished")
+    found = only_run(server, record)
+    assert notes == []
+    evaluations = [evaluation_record(10), evaluation_record(20)]
+    for name in ("loss", "accuracy", "perplexity"):
+        figures = [(entry.step, round(1000 * entry.time), getattr(entry, name)) for entry in evaluations]
+        assert history(server, found, f"evaluation/{name}") == figures
+    assert artifacts(server, found, "samples") == {"samples/step-00000010.txt", "samples/step-00000020.txt"}
+    assert "evaluations.jsonl" in artifacts(server, found)
 
 
 def test_a_training_is_shown_by_both_programs(server: Server, corpus_file: Path, tmp_path: Path) -> None:

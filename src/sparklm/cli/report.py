@@ -23,7 +23,8 @@ def report(
 ) -> None:
     """Show a run, or compare several, as text and as a page.
 
-    The run may be finished or not. The page has charts, and is one HTML file that needs no network.
+    The run may be finished or not. The page has charts by step, tokens or time, and is one HTML file that needs no
+    network. Runs with different tokenizers are compared by bits per byte.
     """
     from sparklm.report.comparison import comparison_text
     from sparklm.report.facts import gather_facts

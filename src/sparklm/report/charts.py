@@ -22,6 +22,8 @@ _LINE_COLORS = (BLUE, ORANGE, GREEN, PURPLE, RED, SERIES[7], SERIES[8])
 _SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "triangle-down", "cross", "star", "hexagon")
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 MOST_POINTS = 2000
+OVER_STEPS = {"over": "steps"}  # marks the figures whose axes the reader can change
+_UNITS = ((180.0, 1.0, "seconds"), (3 * 3600.0, 60.0, "minutes"), (float("inf"), 3600.0, "hours"))
 _SMOOTH_FROM = 100  # with fewer points a line needs no smoothing
 _MOST_EPOCH_LINES = 30
 FloatArray = npt.NDArray[np.float64]
@@ -36,7 +38,13 @@ class Plot:
     label: str
     figure: go.Figure
     height: int = 340
+    caption: str = ""  # what may and may not be read from it
     kind: str = "plot"
+
+    @property
+    def is_over_steps(self) -> bool:
+        """Whether its x axis has steps, which page.js can turn into tokens or time."""
+        return bool(self.figure.layout.meta == OVER_STEPS)
 
 
 def frame(x: str, y: str, **layout: Any) -> go.Figure:
@@ -71,7 +79,8 @@ def add_line(
     """Add a line with a point for every value: for epochs, of which there are few."""
     line = {"color": color, "width": 2, "dash": style.get("dash", "solid")}
     marker = {"color": color, "size": 7, "symbol": style.get("symbol", "circle")}
-    figure.add_scatter(x=x, y=short(y), name=name, mode="lines+markers", line=line, marker=marker)
+    mode = style.get("mode", "lines+markers")
+    figure.add_scatter(x=x, y=short(y), name=name, mode=mode, line=line, marker=marker)
 
 
 def add_curve(figure: go.Figure, name: str, x: IntArray, y: FloatArray, color: str, **line: Any) -> None:
@@ -97,6 +106,19 @@ def add_steps(figure: go.Figure, name: str, x: IntArray, y: FloatArray, color: s
     add_curve(figure, f"{name}, moving mean", x[even], smoothed(y)[even], color)
 
 
+def add_level(figure: go.Figure, name: str, value: float, color: str) -> None:
+    """Add a dotted line at one value, as long as the lines that are there."""
+    places = [x for trace in figure.data for x in trace.x]
+    figure.add_scatter(
+        x=[0, min(places), max(places)],  # a logarithmic axis leaves out the 0
+        y=short([value] * 3),
+        name=name,
+        mode="lines",
+        line={"color": color, "width": 1.5, "dash": "dot"},
+        hoverinfo="skip",
+    )
+
+
 def mark_epochs(figure: go.Figure, ends: Sequence[int] | None) -> None:
     """Draw a faint line where each epoch ends, unless there are too many."""
     if ends is not None and len(ends) <= _MOST_EPOCH_LINES:
@@ -114,6 +136,15 @@ def epoch_axis(figure: go.Figure, num_epochs: int) -> None:
     figure.update_xaxes(title="epoch", tickformat="d", dtick=1 if num_epochs <= 12 else None)
     if num_epochs == 1:
         figure.update_xaxes(range=[0.5, 1.5])
+
+
+def time_unit(span: float) -> tuple[float, str]:
+    """The unit for so many seconds: how many seconds it has, and its name.
+
+    >>> time_unit(90), time_unit(600)
+    ((1.0, 'seconds'), (60.0, 'minutes'))
+    """
+    return next((seconds, unit) for limit, seconds, unit in _UNITS if span < limit)
 
 
 def thinned(values: FloatArray, most: int = MOST_POINTS) -> IntArray:

@@ -23,7 +23,17 @@ from sparklm.text.shards import Dataset
 from sparklm.text.windows import WindowPlan
 from sparklm.training.checkpoint.commit import latest_step
 from sparklm.training.metrics import METRICS, EpochRecord, read_metrics
-from sparklm.training.records import SAMPLES, STEPS, TASKS, Sample, StepRecord, TaskRecord, read_lines
+from sparklm.training.records import (
+    EVALUATIONS,
+    SAMPLES,
+    STEPS,
+    TASKS,
+    EvaluationRecord,
+    Sample,
+    StepRecord,
+    TaskRecord,
+    read_lines,
+)
 from sparklm.training.run import MODEL, RunRecord, make_plan, read_run
 
 NO_SPARK = "this run used no Spark: it was trained in one process"
@@ -42,6 +52,14 @@ class Missing:
     kind: str = "missing"
 
 
+@dataclass(frozen=True)
+class Baseline:
+    """The loss of something simpler than a model, and what that is."""
+
+    loss: float
+    what: str
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunFacts:
     """What there is to know of a run."""
@@ -54,11 +72,12 @@ class RunFacts:
     used_spark: bool
     epochs: list[EpochRecord]
     steps: list[StepRecord]
+    evaluations: list[EvaluationRecord]  # empty where a run was only evaluated after epochs
     samples: list[Sample]
     tasks: list[TaskRecord]
     statistics: dict[str, Any]
     dataset: Dataset | None
-    missing: Mapping[str, Missing]  # why one of the six above is empty, by its name
+    missing: Mapping[str, Missing]  # why one of the seven above is empty, by its name
 
     @property
     def model_epoch(self) -> EpochRecord | None:
@@ -89,12 +108,41 @@ class RunFacts:
         return self.record.config.training.epochs if self.plan is None else self.plan.num_epochs
 
     @property
+    def known_steps(self) -> list[tuple[int, int]]:
+        """Every step that was logged or evaluated, with its epoch, in order."""
+        logged, evaluated = ([(line.step, line.epoch) for line in lines] for lines in (self.steps, self.evaluations))
+        return sorted(logged + evaluated)
+
+    @property
     def epoch_steps(self) -> list[int] | None:
         """At which step each recorded epoch ended: by the plan, or else by the steps that were logged."""
         if self.plan is not None:
             return [self.plan.epoch_end(epoch.Epoch - 1) for epoch in self.epochs]
-        ends = {step.epoch: step.step for step in self.steps}
+        ends = {epoch: step for step, epoch in self.known_steps}
         return [ends[epoch.Epoch] for epoch in self.epochs] if all(e.Epoch in ends for e in self.epochs) else None
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """The tokens that all replicas train on in a step, which is the same for all steps."""
+        if self.plan is not None:
+            return float(self.plan.global_batch_size * self.record.config.data.window_size)
+        if self.evaluations and self.evaluations[-1].step:
+            return self.evaluations[-1].tokens / self.evaluations[-1].step
+        return sum(self.of_epochs("Tokens")) / self.epoch_steps[-1] if self.epochs and self.epoch_steps else None
+
+    @property
+    def bits_per_byte_of_loss(self) -> float | None:
+        """What turns a validation loss into bits per byte of this run's validation text."""
+        pairs = [(epoch.BitsPerByte, epoch.ValidationLoss) for epoch in self.epochs]
+        return next((bits / loss for bits, loss in pairs if bits is not None and loss), None)
+
+    @property
+    def baseline(self) -> Baseline | None:
+        """What a loss is to be held against, where the statistics have it."""
+        match self.statistics.get("baseline"):
+            case {"loss": float(loss), "what": str(what)}:
+                return Baseline(loss, what)
+        return None
 
     @property
     def num_parameters(self) -> int | None:
@@ -160,6 +208,7 @@ def gather_facts(run: Folder) -> RunFacts:
     no_epoch = f"is empty: {_NO_EPOCH}"
     epochs = kept("epochs", read_file(run, METRICS, lambda: read_metrics(run), _NO_EPOCH, no_epoch), [])
     steps, samples = lines("steps", STEPS, StepRecord), lines("samples", SAMPLES, Sample)
+    evaluations = lines("evaluations", EVALUATIONS, EvaluationRecord)
     tasks = lines("tasks", TASKS, TaskRecord)
     used_spark = bool(tasks) or any(epoch.failedTaskCount is not None for epoch in epochs)
     if not used_spark and (record.config.spark.master == "none" or epochs):
@@ -175,6 +224,7 @@ def gather_facts(run: Folder) -> RunFacts:
         used_spark=used_spark,
         epochs=epochs,
         steps=steps,
+        evaluations=evaluations,
         samples=samples,
         tasks=tasks,
         statistics=statistics,

@@ -1,11 +1,13 @@
-// Draws the figures of the page, in the colours of the reader's choice, and makes the settings searchable.
+// Draws the figures of the page, in the colours and on the axes of the reader's choice, and makes the settings
+// searchable.
 "use strict";
 (() => {
-  const figures = JSON.parse(document.getElementById("plot-data").textContent);
+  const { figures, axes } = JSON.parse(document.getElementById("plot-data").textContent);
   const divs = [...document.querySelectorAll("[data-plot]")];
   const root = document.documentElement;
   const hasMouse = matchMedia("(hover: hover)").matches;
   const PRINTED_WIDTH = 680; // a sheet of A4 between its margins, in CSS pixels
+  const LOG_TICKS = { tickformat: "", exponentformat: "power", nticks: 4 }; // else every digit has its own
   const config = {
     responsive: true,
     displaylogo: false,
@@ -56,11 +58,45 @@
     };
   }
 
-  function draw() {
+  // Where a step lies on another axis: between the two rows of its table that are around it.
+  function placeOf(step, { steps, places }) {
+    let low = 0, high = steps.length - 1;
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (steps[middle] <= step) low = middle;
+      else high = middle;
+    }
+    return places[low] + ((places[high] - places[low]) * (step - steps[low])) / (steps[high] - steps[low]);
+  }
+
+  const chosen = (name) => document.querySelector(`.axes input[name="${name}"]:checked`).value;
+
+  // A figure over steps, on the axes that are chosen.
+  function onChosenAxes({ data, layout }) {
+    const x = chosen("x"), type = { x: chosen("x-scale"), y: chosen("y-scale") };
+    const moved = (step, run) => (x === "step" ? step : placeOf(step, axes.runs[run][x]));
+    const format = { step: ",d", tokens: ",.0f", time: ",.2f" }[x];
+    const title = { ...layout.xaxis.title, text: axes.titles[x] };
+    return {
+      data: data.map((trace) => ({ ...trace, x: trace.x.map((step) => moved(step, trace.meta?.run ?? 0)) })),
+      layout: {
+        ...layout,
+        xaxis: { ...layout.xaxis, title, type: type.x, hoverformat: format },
+        yaxis: type.y === "linear" ? layout.yaxis : { ...layout.yaxis, type: type.y, ...LOG_TICKS },
+        shapes: layout.shapes?.map((shape) => ({ ...shape, x0: moved(shape.x0, 0), x1: moved(shape.x1, 0) })),
+        uirevision: [x, type.x, type.y].join(), // another axis shows all of it
+      },
+    };
+  }
+
+  const isOverSteps = (div) => figures[div.dataset.plot].layout.meta?.over === "steps";
+
+  function draw(some) {
     const colours = getComputedStyle(root);
     const shared = template(colours);
-    for (const div of divs) {
-      const figure = themed(figures[div.dataset.plot], colours);
+    for (const div of some) {
+      const drawn = themed(figures[div.dataset.plot], colours);
+      const figure = isOverSteps(div) ? onChosenAxes(drawn) : drawn;
       Plotly.react(div, figure.data, forReader({ ...figure.layout, template: shared }), config);
       if (figure.layout.meta?.labels === "sparse") thinLabels(div);
     }
@@ -102,11 +138,15 @@
 
   for (const input of document.querySelectorAll(".search")) input.addEventListener("input", () => search(input));
   if (divs.length === 0) return;
-  draw();
+  for (const choices of document.querySelectorAll(".axes")) {
+    choices.hidden = false;
+    choices.addEventListener("change", () => draw(divs.filter(isOverSteps)));
+  }
+  draw(divs);
   for (const div of divs.filter((div) => figures[div.dataset.plot].layout.meta?.labels === "sparse")) {
     div.on("plotly_relayout", () => thinLabels(div));
   }
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw(divs));
   // Paper is light, and nothing on it can be unfolded.
   addEventListener("beforeprint", () => {
     root.dataset.printing = "";
@@ -114,7 +154,7 @@
       details.open = true;
       details.dataset.folded = "";
     }
-    draw();
+    draw(divs);
   });
   addEventListener("afterprint", () => {
     delete root.dataset.printing;
@@ -122,6 +162,6 @@
       details.open = false;
       delete details.dataset.folded;
     }
-    draw();
+    draw(divs);
   });
 })();

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.resources import files
 
 import jinja2
@@ -17,6 +18,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from sparklm import __version__
+from sparklm.report.axes import PageAxes, axis_choices, page_axes
 from sparklm.report.charts import Plot
 from sparklm.report.comparison import comparison_sections, run_names
 from sparklm.report.facts import RunFacts, gather_facts
@@ -49,6 +51,8 @@ def page_of(all_facts: Sequence[RunFacts]) -> str:
             figures=key_figures(facts),
             facts=head_facts(facts),
             sections=run_sections(facts),
+            axes=page_axes(all_facts),
+            first_axis="step",
         )
     return _render(
         title=f"{len(all_facts)} runs compared",
@@ -57,10 +61,12 @@ def page_of(all_facts: Sequence[RunFacts]) -> str:
         figures=[],
         facts=[(name, facts.run.url) for name, facts in zip(names, all_facts, strict=True)],
         sections=comparison_sections(all_facts),
+        axes=page_axes(all_facts),
+        first_axis="tokens",  # the scale on which runs with other batches compare
     )
 
 
-def _render(*, sections: Sequence[Section], **head: object) -> str:
+def _render(*, sections: Sequence[Section], axes: PageAxes, first_axis: str, **head: object) -> str:
     plots = [part for section in sections for part in section.parts if isinstance(part, Plot)]
     scripts = [get_plotlyjs().replace("\r", "") if plots else "", _resource("page.js")]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
@@ -68,12 +74,25 @@ def _render(*, sections: Sequence[Section], **head: object) -> str:
     return template.render(
         **head,
         sections=sections,
+        groups=_grouped(sections),
+        choices=axis_choices(axes, first_axis),
         version=__version__,
         style=Markup(_resource("page.css")),
         scripts=[Markup(script) for script in scripts],
         policy=" ".join(f"'sha256-{_digest(script)}'" for script in scripts),
-        plot_data=inert_json({plot.name: json.loads(plot.figure.to_json()) for plot in plots}),
+        plot_data=inert_json(
+            {"figures": {plot.name: json.loads(plot.figure.to_json()) for plot in plots}, "axes": asdict(axes)}
+        ),
     )
+
+
+def _grouped(sections: Sequence[Section]) -> list[tuple[bool, Sequence[Section]]]:
+    """Cut the sections in three: the choice of axes stands over those from the first to the last that it changes."""
+    places = [place for place, section in enumerate(sections) if section.is_over_steps]
+    if not places:
+        return [(False, sections)]
+    first, after = places[0], places[-1] + 1
+    return [(False, sections[:first]), (True, sections[first:after]), (False, sections[after:])]
 
 
 def _resource(name: str) -> str:

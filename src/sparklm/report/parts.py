@@ -19,10 +19,30 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Samples:
-    """What a model wrote, as (title, prompt, how it went on); the last one is open."""
+class Caution:
+    """Something that the reader must know before comparing figures."""
 
-    texts: Sequence[tuple[str, str, str]]
+    text: str
+    kind: str = "caution"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleCard:
+    """What a model wrote at a step; the prompt is empty where all have the same, which is shown once."""
+
+    title: str
+    figure: str = ""
+    prompt: str = ""
+    continuation: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """What a model wrote: some texts side by side, and the others folded away."""
+
+    prompt: str = ""  # of all
+    cards: Sequence[SampleCard]
+    others: Sequence[SampleCard] = ()
     kind: str = "samples"
 
 
@@ -40,7 +60,12 @@ class Section:
 
     title: str
     intro: str
-    parts: Sequence[Plot | Missing | Table | Samples | Settings]
+    parts: Sequence[Plot | Missing | Caution | Table | Samples | Settings]
+
+    @property
+    def is_over_steps(self) -> bool:
+        """Whether it has a chart whose axes the reader can change."""
+        return any(isinstance(part, Plot) and part.is_over_steps for part in self.parts)
 
     @property
     def anchor(self) -> str:

@@ -7,16 +7,18 @@ from collections.abc import Mapping
 
 from sparklm.config import describe_setting
 from sparklm.report import curves, vocabulary
+from sparklm.report.charts import evenly
 from sparklm.report.facts import NO_SPARK, Missing, RunFacts
-from sparklm.report.parts import Samples, Section, Settings, Table
+from sparklm.report.parts import SampleCard, Samples, Section, Settings, Table
 from sparklm.report.redaction import shown_settings
 from sparklm.report.timeline import MOST_BARS, timeline
 from sparklm.training.metrics import COLUMNS, Column, columns_of, measured
-from sparklm.training.records import Sample
+from sparklm.training.records import EVALUATIONS, Sample
 from sparklm.training.run import SAMPLE_TEXT
 from sparklm.wording import duration, number
 
 _FEW_EPOCHS = 8  # so many fit beside each other, which reads better than forty columns
+_MOST_CARDS = 6
 
 
 def key_figures(facts: RunFacts) -> list[tuple[str, str]]:
@@ -81,17 +83,23 @@ def run_sections(facts: RunFacts) -> list[Section]:
 
 
 def _loss(facts: RunFacts) -> Section:
-    no_steps = [facts.missing["steps"]] if facts.epochs and not facts.steps else []
+    missing = [facts.missing["steps"]] if facts.epochs and not facts.steps else []
+    if facts.run.exists(EVALUATIONS) and not facts.evaluations:
+        missing.append(facts.missing["evaluations"])
+    validation = "on a fixed part of its text during training, on all of it" if facts.evaluations else "on all its text"
+    of_replicas = curves.replica_losses(facts)
     return Section(
         "Loss",
-        "Training loss by step; validation loss at the end of each epoch. Where validation rises while training falls, "
-        "the model learns its text by heart.",
-        [curves.loss(facts), *no_steps],
+        f"Training loss by step; validation loss {validation} at the end of each epoch. Where validation rises while "
+        "training falls, the model learns its text by heart.",
+        [curves.loss(facts), *missing, *([of_replicas] if of_replicas is not None else [])],
     )
 
 
 def _gradients(facts: RunFacts) -> Section:
-    intro = "The length of the gradient before clipping: by logged step, and over each epoch."
+    clip = facts.record.config.training.gradient_clip
+    clipped = "it is not clipped" if clip is None else f"what is longer than {clip:g} is made as short as that"
+    intro = f"The length of the gradient before clipping ({clipped}): by logged step, and over each epoch."
     label = "Mean, largest and smallest gradient norm by epoch"
     by_epoch = curves.group_chart(facts, "gradients", "epoch-gradients", "gradient norm", label)
     return Section("Gradients", intro, [curves.step_gradients(facts), by_epoch])
@@ -120,19 +128,46 @@ def _memory_and_cpu(facts: RunFacts) -> Section:
 
 
 def _samples(facts: RunFacts) -> Section:
-    intro = "What the model wrote after each epoch. The prompt is set in bold."
+    intro = "What the model wrote whenever it was evaluated. The prompt is set in bold."
     if facts.samples:
-        return Section("Samples", intro, [Samples([_sample(sample) for sample in facts.samples])])
+        return Section("Samples", intro, [_sample_cards(facts)])
     parts: list[Missing | Samples] = [facts.missing["samples"]]
     if facts.run.exists(SAMPLE_TEXT):
         text = facts.run.read_text(SAMPLE_TEXT).rstrip()
-        parts.append(Samples([(f"at the end ({SAMPLE_TEXT}, with its prompt)", "", text)]))
+        parts.append(
+            Samples(cards=[SampleCard(title=f"at the end ({SAMPLE_TEXT}, with its prompt)", continuation=text)])
+        )
     return Section("Samples", intro, parts)
 
 
-def _sample(sample: Sample) -> tuple[str, str, str]:
-    prompt = sample.prompt if sample.text.startswith(sample.prompt) else ""
-    return f"epoch {sample.epoch}, step {sample.step:,}", prompt, sample.text.removeprefix(prompt)
+def _sample_cards(facts: RunFacts) -> Samples:
+    """The first sample, the last and some between them side by side; all others are folded away."""
+    samples = list({sample.step: sample for sample in facts.samples}.values())
+    prompts = {_prompt(sample) for sample in samples}
+    cards = [_sample_card(facts, sample, has_own_prompt=len(prompts) > 1) for sample in samples]
+    shown = set(evenly(len(cards), _MOST_CARDS).tolist())
+    return Samples(
+        prompt=prompts.pop() if len(prompts) == 1 else "",
+        cards=[card for place, card in enumerate(cards) if place in shown],
+        others=[card for place, card in enumerate(cards) if place not in shown],
+    )
+
+
+def _sample_card(facts: RunFacts, sample: Sample, *, has_own_prompt: bool) -> SampleCard:
+    after_epochs = {epoch.Epoch: epoch.ValidationLoss for epoch in facts.epochs}
+    at_steps = {evaluation.step: evaluation.loss for evaluation in facts.evaluations}
+    loss = at_steps.get(sample.step) if facts.evaluations else after_epochs.get(sample.epoch)
+    return SampleCard(
+        title=f"step {sample.step:,}, epoch {sample.epoch}",
+        figure="" if loss is None else f"validation loss {loss:.4f}",
+        prompt=_prompt(sample) if has_own_prompt else "",
+        continuation=sample.text.removeprefix(_prompt(sample)),
+    )
+
+
+def _prompt(sample: Sample) -> str:
+    """The prompt, as far as the text begins with it."""
+    return sample.prompt if sample.text.startswith(sample.prompt) else ""
 
 
 def _tokens(facts: RunFacts) -> Section:

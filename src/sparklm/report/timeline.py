@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 import plotly.graph_objects as go
 
-from sparklm.report.charts import BLUE, GREEN, ORANGE, PAPER, RED, SERIES, Plot, chart_text, frame, row_axis
+from sparklm.report.charts import BLUE, GREEN, ORANGE, PAPER, RED, SERIES, Plot, chart_text, frame, row_axis, time_unit
 from sparklm.report.facts import Missing, RunFacts
 from sparklm.training.records import TaskRecord
 
@@ -27,7 +27,6 @@ _LOOKS: dict[str, tuple[str, str, str | None]] = {
     "failed": (RED, "/", "x"),
     "killed": (ORANGE, "x", "diamond"),
 }
-_UNITS = ((180.0, 1.0, "seconds"), (3 * 3600.0, 60.0, "minutes"), (float("inf"), 3600.0, "hours"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +45,7 @@ def timeline(facts: RunFacts) -> Plot | Missing:
     bars, rows = place_in_rows(facts.tasks)
     began = min(task.launched for task in facts.tasks)
     span = max(bar.task.launched + bar.seconds for bar in bars) - began
-    scale, unit = next((scale, unit) for limit, scale, unit in _UNITS if span < limit)
+    scale, unit = time_unit(span)
     figure = frame(f"{unit} since the first task", "", barmode="overlay", hovermode="closest", bargap=0.2)
     shown = worth_showing(bars)
     for kind in _LOOKS:

@@ -84,6 +84,8 @@ def frequent_tokens(counted: TokenCounts) -> Plot:
         label=f"The {len(top)} most frequent tokens and their share of the training text",
         figure=figure,
         height=max(220, 110 + 18 * len(top)),
+        caption=f"The {len(top)} most frequent of the {len(counted.ranked):,} tokens that occur. Together they are "
+        f"{sum(shares):.3g} % of the {counted.num_counted:,} tokens counted.",
     )
 
 
@@ -103,7 +105,13 @@ def rank_frequency(counted: TokenCounts) -> Plot:
     )
     figure.update_xaxes(type="log", dtick=1, tickformat=",d")
     figure.update_yaxes(type="log", dtick=1, tickformat=",d")
-    return Plot(name="rank-frequency", label="Frequency of tokens by rank, on logarithmic scales", figure=figure)
+    return Plot(
+        name="rank-frequency",
+        label="Frequency of tokens by rank, on logarithmic scales",
+        figure=figure,
+        caption=f"{len(ranks):,} of the {len(ranked):,} tokens that occur, at even distances along the line. The "
+        f"{len(counted.counts) - len(ranked):,} tokens of the vocabulary that do not occur have no place on it.",
+    )
 
 
 def neighbourhood(facts: RunFacts) -> Plot | Missing:
@@ -118,7 +126,8 @@ def neighbourhood(facts: RunFacts) -> Plot | Missing:
     words = readable_tokens(counted)
     if len(words) < 3:
         return Missing(f"the text has only {len(words)} tokens that are readable words")
-    places = in_plane(unit_rows(vectors)[words])
+    shown = unit_rows(vectors)[words]
+    places = in_plane(shown)
     figure = frame("first main direction", "second main direction", hovermode="closest", showlegend=False)
     figure.add_scatter(
         x=short(places[:, 0].tolist()),
@@ -141,6 +150,21 @@ def neighbourhood(facts: RunFacts) -> Plot | Missing:
         label=f"Embeddings of the {len(words)} most frequent words in two dimensions",
         figure=figure,
         height=620,
+        caption=_what_the_plane_shows(shown, len(counted.ranked)),
+    )
+
+
+def _what_the_plane_shows(vectors: Vectors, num_tokens: int) -> str:
+    """Say what may be read from the plane of some vectors, and what not."""
+    words, dimensions = vectors.shape
+    random = unit_rows(np.random.default_rng(0).normal(size=vectors.shape).astype(np.float32))
+    return (
+        f"{words:,} words, the most frequent ones of the {num_tokens:,} tokens that occur. Their vectors have "
+        f"{dimensions} dimensions and are scaled to length one. The plane keeps {100 * share_in_plane(vectors):.0f} % "
+        f"of their variance and hides the rest; of as many random vectors, the best plane keeps "
+        f"{100 * share_in_plane(random):.0f} %, so a figure near that shows no order. Words that lie together here may "
+        "be far apart in the model, and distances between groups mean little: the box of a point has its true "
+        "neighbours. The axes have no meaning of their own."
     )
 
 
@@ -156,6 +180,12 @@ def readable_tokens(counted: TokenCounts) -> list[int]:
     spaced = [token for token in long if texts[token].startswith(" ")]
     chosen = next((tokens for tokens in (spaced, long) if len(tokens) >= _FEW_WORDS), letters)
     return chosen[:_MOST_WORDS]
+
+
+def share_in_plane(vectors: Vectors) -> float:
+    """How much of their variance vectors keep in the plane of `in_plane`, from 0 to 1."""
+    variances = np.linalg.svd(vectors - vectors.mean(axis=0), compute_uv=False).astype(np.float64) ** 2
+    return float(variances[:2].sum() / variances.sum()) if variances.any() else 1.0
 
 
 def in_plane(vectors: Vectors) -> Vectors:

@@ -216,6 +216,7 @@ def join_steps(replicas: Sequence[Sequence[StepRecord]], at_once: int) -> list[S
                 "loss": mean([line.loss for line in lines]),
                 "gradient_norm": mean([line.gradient_norm for line in lines]),
                 "tokens_per_second": at_once * mean([line.tokens_per_second for line in lines]),
+                "replica_losses": tuple(line.loss for line in lines) if len(lines) > 1 else (),
             }
         )
         for lines in zip(*replicas, strict=True)

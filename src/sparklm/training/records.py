@@ -27,6 +27,7 @@ class StepRecord(BaseModel):
     learning_rate: float
     gradient_norm: float
     tokens_per_second: float
+    replica_losses: tuple[float, ...] = ()  # of those that log steps, where there are several
 
 
 class EvaluationRecord(BaseModel):

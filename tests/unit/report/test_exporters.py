@@ -16,11 +16,25 @@ from sparklm.config import Config, OutputConfig, SparkConfig
 from sparklm.errors import UserError
 from sparklm.progress.status import Outcome
 from sparklm.report.exporters.base import EXPORTERS, SafeExporter, check_exporters, open_exporters
-from sparklm.report.exporters.recorded import RecordedEpoch, epoch_figures, recorded_epochs, settings_as_text
+from sparklm.report.exporters.recorded import (
+    Recorded,
+    epoch_figures,
+    recorded_epochs,
+    settings_as_text,
+    step_figures,
+)
 from sparklm.storage import Folder
 from sparklm.training.metrics import write_metrics
-from sparklm.training.records import SAMPLES, STEPS, write_lines
-from tests.run_history import RECORD, epoch_record, epoch_sample, step_records, write_history
+from sparklm.training.records import EVALUATIONS, SAMPLES, STEPS, write_lines
+from tests.run_history import (
+    RECORD,
+    epoch_record,
+    epoch_sample,
+    evaluation_record,
+    evaluation_sample,
+    step_records,
+    write_history,
+)
 
 
 def single(value: float) -> float:
@@ -126,6 +140,48 @@ def test_events_of_a_run_that_is_elsewhere_are_copied_there_after_every_epoch(tm
     run.remove()
 
 
+def test_an_evaluation_is_there_at_once_by_its_step_and_with_its_sample(tmp_path: Path) -> None:
+    exporter, notes = open_tensorboard(Folder(str(tmp_path)))
+    evaluations = [evaluation_record(5), evaluation_record(15)]
+    for record in evaluations:
+        exporter.evaluation(record, evaluation_sample(record.step))
+    events = read_events(tmp_path / "tensorboard")
+    assert set(events.Tags()["scalars"]) == {"evaluation/loss", "evaluation/accuracy", "evaluation/perplexity"}
+    for name in ("loss", "accuracy", "perplexity"):
+        found = [(event.step, event.wall_time, event.value) for event in events.Scalars(f"evaluation/{name}")]
+        assert found == [(record.step, record.time, single(getattr(record, name))) for record in evaluations]
+    assert list(texts(events, "sample")) == [5, 15]
+    assert notes == []
+
+
+def test_evaluations_of_earlier_sessions_are_caught_up_with_and_none_is_there_twice(tmp_path: Path) -> None:
+    run = Folder(str(tmp_path))
+    write_history(run, 1)
+    write_lines(run, EVALUATIONS, [evaluation_record(10), evaluation_record(20)])
+    write_lines(run, SAMPLES, [evaluation_sample(10), epoch_sample(1)])
+    exporter, _ = open_tensorboard(run)
+    for step in (20, 30):  # the first of them was recorded before a crash, and is made again
+        exporter.evaluation(evaluation_record(step), evaluation_sample(step))
+    exporter.close("finished")
+    events = read_events(tmp_path / "tensorboard")
+    assert [event.step for event in events.Scalars("evaluation/loss")] == [10, 20, 30]
+    assert [event.step for event in events.Tensors("sample/text_summary")] == [10, 20, 30]
+
+
+def test_a_loss_that_is_no_probability_has_no_perplexity_to_show(tmp_path: Path) -> None:
+    exporter, _ = open_tensorboard(Folder(str(tmp_path)))
+    exporter.evaluation(evaluation_record(5).model_copy(update={"perplexity": None}), None)
+    scalars = read_events(tmp_path / "tensorboard").Tags()["scalars"]
+    assert set(scalars) == {"evaluation/loss", "evaluation/accuracy"}
+
+
+def test_the_loss_of_each_replica_is_a_figure_of_its_own() -> None:
+    step = step_records(1)[0].model_copy(update={"replica_losses": (3.5, 4.5)})
+    figures = step_figures(step)
+    assert (figures["step/loss_replica_0"], figures["step/loss_replica_1"]) == (3.5, 4.5)
+    assert "step/loss_replica_0" not in step_figures(step_records(1)[0])
+
+
 def test_epochs_are_read_with_their_own_steps_and_sample(tmp_path: Path) -> None:
     run = Folder(str(tmp_path))
     write_metrics(run, [epoch_record(1), epoch_record(2)])
@@ -148,9 +204,9 @@ class Target:
         self._answer("opened")
         return self
 
-    def send(self, epochs: Sequence[RecordedEpoch]) -> None:
-        for epoch in epochs:
-            self._answer(f"epoch {epoch.record.Epoch}")
+    def send(self, records: Sequence[Recorded]) -> None:
+        for record in records:
+            self._answer(" ".join(map(str, record.key)))
 
     def close(self, outcome: Outcome) -> None:
         self._answer(outcome)
@@ -165,12 +221,13 @@ def test_a_failing_exporter_is_noted_once_and_catches_up_at_the_end() -> None:
     target, notes = Target(), []
     exporter = SafeExporter("MLflow", target.open, Folder("memory://no-run"), notes.append)
     send(exporter, 1)
+    exporter.evaluation(evaluation_record(30), None)
     target.works = False
     send(exporter, 2)
     target.works = True
     send(exporter, 3)  # no longer asked: it would wait for a server that is away, epoch after epoch
     exporter.close("finished")
-    assert target.received == ["opened", "epoch 1", "opened", "finished"]
+    assert target.received == ["opened", "epoch 1", "evaluation 30", "opened", "finished"]
     assert notes == [
         "MLflow fails, training goes on without it until the end: nobody at http://(hidden)@tracking is there"
     ]

@@ -14,19 +14,35 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from sparklm.errors import UserError
 from sparklm.report.charts import MOST_POINTS, line_style, smoothed, thinned
-from sparklm.report.comparison import comparison_text, run_names
-from sparklm.report.facts import gather_facts
-from sparklm.report.page import inert_json, report_page, write_report
+from sparklm.report.comparison import comparison_text, comparison_warnings, run_names
+from sparklm.report.facts import Missing, gather_facts
+from sparklm.report.page import inert_json, page_of, report_page, write_report
 from sparklm.report.redaction import HIDDEN, shown_settings
 from sparklm.report.sections import run_sections
 from sparklm.report.text import report_text
 from sparklm.report.timeline import MOST_BARS, kind_of, place_in_rows, timeline, worth_showing
-from sparklm.report.vocabulary import TokenCounts, frequent_tokens, in_plane, readable_tokens
+from sparklm.report.vocabulary import (
+    TokenCounts,
+    count_tokens,
+    frequent_tokens,
+    in_plane,
+    readable_tokens,
+    share_in_plane,
+)
 from sparklm.storage import Folder
 from sparklm.training.metrics import COLUMNS, Column, read_metrics, write_metrics
-from sparklm.training.records import STEPS, TASKS, write_lines
+from sparklm.training.records import EVALUATIONS, SAMPLES, STEPS, TASKS, write_lines
 from tests.conftest import run_job, tiny_config
-from tests.run_history import HOSTILE, add_history, epoch_record, steps_of, tasks_of
+from tests.run_history import (
+    HOSTILE,
+    add_evaluations,
+    add_history,
+    epoch_record,
+    evaluation_record,
+    evaluation_sample,
+    steps_of,
+    tasks_of,
+)
 
 SECTIONS = [
     "Loss",
@@ -59,7 +75,7 @@ def without_scripts(page: str) -> str:
 def figures(page: str) -> dict[str, dict[str, list[dict[str, object]]]]:
     found = re.search(r'<script type="application/json" id="plot-data">(.*?)</script>', page, re.DOTALL)
     assert found is not None
-    return json.loads(found[1])
+    return json.loads(found[1])["figures"]
 
 
 def reasons(page: str) -> list[str]:
@@ -191,6 +207,147 @@ def test_runs_are_compared_by_their_figures_and_by_the_settings_that_differ(
     assert {len(figure["data"]) for figure in figures(page).values()} == {2}
     assert figures(page).keys() == {"validation", "training", "throughput"}
     assert '<th scope="row">training.epochs</th><td>2</td><td>1</td>' in page
+    assert "Careful" not in text
+    assert 'class="caution"' not in page
+
+
+def test_runs_with_other_tokenizers_are_compared_by_bits_per_byte_with_a_warning(
+    run: Folder, corpus_file: Path, tmp_path: Path
+) -> None:
+    run_job(tiny_config(corpus_file, "data.tokenizer=char", "training.epochs=1"), tmp_path / "char")
+    for folder in (run, Folder(str(tmp_path / "char"))):
+        folder.remove(EVALUATIONS)  # as old runs are
+    all_facts = [gather_facts(run), gather_facts(Folder(str(tmp_path / "char")))]
+    (warning,) = comparison_warnings(all_facts)
+    assert warning.startswith("The runs have different tokenizers")
+    text, page = comparison_text(all_facts), page_of(all_facts)
+    assert text.startswith(f"Careful: {warning}\n")
+    assert re.search(r"epochs +bits per byte +mean training loss", text)
+    assert page.count('class="caution"') == 1
+    assert re.findall(r"<h2 .*?>(.*?)</h2>", page)[1] == "Bits per byte"
+    lines = figures(page)["validation"]["data"]
+    assert lines[0]["y"] == [pytest.approx(epoch.BitsPerByte, rel=1e-5) for epoch in all_facts[0].epochs]
+
+
+def test_evaluations_of_runs_with_other_tokenizers_are_in_bits_per_byte(
+    run: Folder, corpus_file: Path, tmp_path: Path
+) -> None:
+    char = Folder(str(tmp_path / "char"))
+    run_job(tiny_config(corpus_file, "data.tokenizer=char", "training.epochs=1"), tmp_path / "char")
+    for folder in (run, char):
+        add_evaluations(folder, 5, 10)
+    lines = figures(report_page([run, char]))["validation"]["data"]
+    for line, folder in zip(lines, (run, char), strict=True):
+        epoch = read_metrics(folder)[0]
+        assert epoch.ValidationLoss is not None
+        bits = [evaluation_record(step).loss * epoch.BitsPerByte / epoch.ValidationLoss for step in (5, 10)]
+        assert (line["x"], line["y"]) == ([5, 10], [pytest.approx(value, rel=1e-5) for value in bits])
+
+
+def test_runs_validated_on_other_texts_are_compared_with_a_warning(
+    run: Folder, corpus_file: Path, tmp_path: Path
+) -> None:
+    for name, tokenizer in (("same", "byte"), ("other", "char")):
+        settings = (f"data.tokenizer={tokenizer}", "data.validation_fraction=0.3", "training.epochs=1")
+        run_job(tiny_config(corpus_file, *settings), tmp_path / name)
+        warnings = comparison_warnings([gather_facts(run), gather_facts(Folder(str(tmp_path / name)))])
+        assert warnings[-1].startswith("The runs are validated on different texts"), name
+        assert len(warnings) == (1 if tokenizer == "byte" else 2)
+
+
+def test_what_cannot_be_told_of_a_run_without_its_dataset_is_said(run: Folder, finished_run: Path) -> None:
+    (run / "dataset").remove()
+    (warning,) = comparison_warnings([gather_facts(run), gather_facts(Folder(str(finished_run)))])
+    assert "same tokenizer and validation text as the others is not known" in warning
+
+
+def test_evaluations_are_a_line_and_epochs_points_over_it(run: Folder) -> None:
+    add_history(run, on_spark=False)
+    add_evaluations(run, 60, 120, 180, 240)
+    traces = {trace["name"]: trace for trace in figures(report_page([run]))["loss"]["data"]}
+    assert traces["validation, a fixed part"]["x"] == [60, 120, 180, 240]
+    assert traces["validation, all of it"]["mode"] == "markers"
+    assert len(traces["validation, all of it"]["y"]) == 2
+
+
+def test_evaluations_are_shown_before_an_epoch_is_done(run: Folder) -> None:
+    for name in ("metrics.csv", "model.zip", "stats.json", STEPS):
+        run.remove(name)
+    add_evaluations(run, 5)
+    assert [trace["name"] for trace in figures(report_page([run]))["loss"]["data"]] == ["validation, a fixed part"]
+
+
+def test_damaged_evaluations_are_named(run: Folder) -> None:
+    run.write_text(EVALUATIONS, "no evaluation\n")
+    page = report_page([run])
+    assert any(reason.startswith("evaluations.jsonl cannot be read") for reason in reasons(page))
+    assert "validation" in [trace["name"] for trace in figures(page)["loss"]["data"]]
+
+
+def test_the_baseline_and_the_clip_threshold_are_lines(run: Folder) -> None:
+    assert not any("baseline" in trace["name"] for trace in figures(report_page([run]))["loss"]["data"])
+    run.write_json("stats.json", run.read_json("stats.json") | {"baseline": {"loss": 5.25, "what": "<b>frequency"}})
+    drawn = figures(report_page([run]))
+    baseline, clip = drawn["loss"]["data"][-1], drawn["step-gradients"]["data"][-1]
+    assert (baseline["name"], set(baseline["y"])) == ("baseline: &lt;b&gt;frequency", {5.25})
+    assert (clip["name"], set(clip["y"])) == ("clipped at 1", {1})
+
+
+def test_each_replica_has_a_line_where_there_are_several(run: Folder) -> None:
+    assert "replica-loss" not in figures(report_page([run]))
+    steps = [step.model_copy(update={"replica_losses": (1.5, 2.5)}) for step in gather_facts(run).steps]
+    write_lines(run, STEPS, steps)
+    lines = figures(report_page([run]))["replica-loss"]["data"]
+    assert [(line["name"], set(line["y"])) for line in lines] == [("replica 0", {1.5}), ("replica 1", {2.5})]
+
+
+def test_six_samples_are_side_by_side_and_the_others_folded_away(run: Folder) -> None:
+    add_evaluations(run, *range(10, 160, 10))
+    page = report_page([run])
+    before, _, after = page.partition("The other 9 samples")
+    cards = r'<figure class="card">\s*<figcaption>step (\d+), epoch \d+<span>validation loss ([\d.]+)</span>'
+    assert [step for step, _ in re.findall(cards, before)] == ["10", "30", "60", "90", "120", "150"]
+    assert len(re.findall(cards, after)) == 9
+    assert re.findall(cards, before)[0][1] == f"{evaluation_record(10).loss:.4f}"
+    assert page.count('<b class="prompt">') == 1
+    assert " quick\n&lt;b&gt;fox&lt;/b&gt; of step 10<" in page
+
+
+def test_samples_with_different_prompts_show_each_its_own(run: Folder) -> None:
+    samples = [evaluation_sample(10), evaluation_sample(20).model_copy(update={"prompt": "The quick"})]
+    write_lines(run, SAMPLES, samples)
+    assert re.findall(r'<b class="prompt">(.*?)</b>', report_page([run])) == ["The", "The quick"]
+
+
+def test_captions_say_what_is_shown_and_what_the_plane_hides(run: Folder) -> None:
+    captions = re.findall(r'<p class="caption">(.*?)</p>', report_page([run]))
+    counted = count_tokens(gather_facts(run))
+    assert not isinstance(counted, Missing)
+    assert f"of the {len(counted.ranked)} tokens that occur" in captions[0]
+    assert re.search(r"The plane keeps \d+ % of their variance and hides the rest", captions[-1])
+
+
+def test_the_share_of_the_plane_is_that_of_its_two_directions() -> None:
+    vectors = np.array([[3, 0, 0], [-3, 0, 0], [0, 2, 0], [0, -2, 0], [0, 0, 1], [0, 0, -1]], dtype=np.float32)
+    assert share_in_plane(vectors) == pytest.approx((9 + 4) / (9 + 4 + 1))
+    assert share_in_plane(np.ones((4, 3), dtype=np.float32)) == 1.0
+
+
+def test_the_choice_of_axes_stands_over_the_charts_that_it_changes(run: Folder) -> None:
+    page = report_page([run])
+    choice = page.index('<div class="axes"')
+    assert page.index("<nav") < choice < page.index('<section id="loss"')
+    assert re.findall(r'name="x" value="(\w+)"', page) == ["step", "tokens", "time"]
+    over_steps = {name for name, figure in figures(page).items() if figure["layout"].get("meta") == {"over": "steps"}}
+    assert over_steps == {"loss", "learning-rate", "step-gradients", "throughput"}
+
+
+def test_a_run_without_any_known_step_has_no_axes_to_choose(run: Folder) -> None:
+    for name in (STEPS, EVALUATIONS, "dataset"):
+        run.remove(name)
+    page = report_page([run])
+    assert '<div class="axes"' not in page
+    assert figures(page)["loss"]["layout"]["xaxis"]["title"]["text"] == "epoch"
 
 
 def test_runs_of_the_same_name_are_told_apart() -> None:

@@ -1,4 +1,5 @@
-"""Programs that show how training goes, such as TensorBoard and MLflow: brought up to date after every epoch.
+"""Programs that show how training goes, such as TensorBoard and MLflow: brought up to date after every evaluation
+and every epoch.
 
 A new one is a module here, a line in `EXPORTERS` and a setting in `output`. What goes wrong with one never ends a run:
 there is one note, training goes on without it, and at the end it is opened once more to catch up with the run folder.
@@ -16,7 +17,7 @@ from typing import Any, Protocol, TypeAlias
 from sparklm.config import OutputConfig
 from sparklm.errors import UserError
 from sparklm.progress.status import Outcome
-from sparklm.report.exporters.recorded import RecordedEpoch, recorded_epochs
+from sparklm.report.exporters.recorded import Recorded, RecordedEpoch, RecordedEvaluation, recorded
 from sparklm.report.redaction import first_line, hide_credentials
 from sparklm.storage import Folder
 from sparklm.training.metrics import EpochRecord
@@ -33,11 +34,11 @@ EXPORTERS: Mapping[str, str] = {"tensorboard": "TensorBoard", "mlflow": "MLflow 
 class Exporter(Protocol):
     """One program's view of a run."""
 
-    def send(self, epochs: Sequence[RecordedEpoch]) -> None:
-        """Add epochs, none of which was sent since this was opened; called first with all that there are."""
+    def send(self, records: Sequence[Recorded]) -> None:
+        """Add records, none of which was sent since this was opened; called first with all that there are."""
 
     def close(self, outcome: Outcome) -> None:
-        """Complete it, once all epochs are sent; no more follows."""
+        """Complete it, once all records are sent; no more follows."""
 
 
 def check_exporters(output: OutputConfig) -> None:
@@ -75,33 +76,29 @@ def exporting(run: Run, note: Note) -> Iterator[Sequence[SafeExporter]]:
 
 
 class SafeExporter:
-    """An exporter that has each epoch of the run folder once, and whose failures are noted and do no harm."""
+    """An exporter that has each record of the run folder once, and whose failures are noted and do no harm."""
 
     def __init__(self, title: str, open_exporter: Callable[[], Exporter], run: Folder, note: Note) -> None:
         self._title, self._open, self._run, self._note = hide_credentials(title), open_exporter, run, note
-        self._sent: set[int] = set()
+        self._sent: set[tuple[str, int]] = set()
         try:
             self._exporter: Exporter | None = self._opened()
         except Exception as error:  # noqa: BLE001 (no view of a run is worth the run)
             self._give_up(error)
 
-    def evaluation(self, record: EvaluationRecord, sample: Sample | None) -> None:
-        """Not shown yet."""
-
     def epoch(self, record: EpochRecord, steps: Sequence[StepRecord], sample: Sample | None) -> None:
         """Send an epoch that is done, unless something has gone wrong before; one that is known changes nothing."""
-        if self._exporter is None:
-            return
-        try:
-            self._send(self._exporter, [RecordedEpoch(record=record, steps=steps, sample=sample)])
-        except Exception as error:  # noqa: BLE001 (see above)
-            self._give_up(error)
+        self._add(RecordedEpoch(record=record, steps=steps, sample=sample))
+
+    def evaluation(self, record: EvaluationRecord, sample: Sample | None) -> None:
+        """Send an evaluation, as `epoch` sends an epoch."""
+        self._add(RecordedEvaluation(record=record, sample=sample))
 
     def close(self, outcome: Outcome) -> None:
         """Send what the run folder has beyond that, and how the run ended; where it failed before, try once more."""
         try:
             exporter = self._exporter or self._opened()
-            self._send(exporter, recorded_epochs(self._run))
+            self._send(exporter, recorded(self._run))
             exporter.close(outcome)
         except Exception as error:  # noqa: BLE001 (see above)
             self._note(f"{self._title} is not complete: {first_line(error)}; --resume brings it up to date")
@@ -109,13 +106,21 @@ class SafeExporter:
     def _opened(self) -> Exporter:
         exporter = self._open()
         self._sent.clear()
-        self._send(exporter, recorded_epochs(self._run))
+        self._send(exporter, recorded(self._run))
         return exporter
 
-    def _send(self, exporter: Exporter, epochs: Sequence[RecordedEpoch]) -> None:
-        new = [epoch for epoch in epochs if epoch.record.Epoch not in self._sent]
+    def _add(self, record: Recorded) -> None:
+        if self._exporter is None:
+            return
+        try:
+            self._send(self._exporter, [record])
+        except Exception as error:  # noqa: BLE001 (see above)
+            self._give_up(error)
+
+    def _send(self, exporter: Exporter, records: Sequence[Recorded]) -> None:
+        new = [record for record in records if record.key not in self._sent]
         exporter.send(new)
-        self._sent |= {epoch.record.Epoch for epoch in new}
+        self._sent |= {record.key for record in new}
 
     def _give_up(self, error: Exception) -> None:
         self._exporter = None

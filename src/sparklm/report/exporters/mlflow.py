@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 from sparklm.errors import UserError
 from sparklm.progress.status import Outcome
 from sparklm.report.exporters.base import Note
-from sparklm.report.exporters.recorded import RecordedEpoch, settings_as_text
+from sparklm.report.exporters.recorded import Recorded, settings_as_text
 from sparklm.report.redaction import first_line, hide_credentials
 from sparklm.report.statistics import STATS_JSON, STATS_TEXT
 from sparklm.storage import Folder, open_filesystem
 from sparklm.training.metrics import METRICS
-from sparklm.training.records import SAMPLES, STEPS
+from sparklm.training.records import EVALUATIONS, SAMPLES, STEPS
 from sparklm.training.run import MODEL, REPORT, SAMPLE_TEXT, RunRecord
 
 RUN_ID_TAG = "sparklm.run_id"
@@ -38,7 +38,7 @@ _SETTINGS = {
 }
 _MOST_FIGURES, _MOST_PARAMETERS = 1000, 100  # in one request
 _LONGEST_PARAMETER = 500  # servers before 2.8 take no more
-_FILES = (METRICS, STEPS, SAMPLES, STATS_JSON, STATS_TEXT, REPORT, SAMPLE_TEXT)
+_FILES = (METRICS, STEPS, EVALUATIONS, SAMPLES, STATS_JSON, STATS_TEXT, REPORT, SAMPLE_TEXT)
 _LARGEST_MODEL_BYTES = 100 * 10**6
 _STATUS: dict[Outcome, str] = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 Item = TypeVar("Item")
@@ -67,20 +67,20 @@ class MLflow:
         self._known: set[tuple[str, int]] = set()  # names and steps of the figures that the server has
         self._open(record)
 
-    def send(self, epochs: Sequence[RecordedEpoch]) -> None:
+    def send(self, records: Sequence[Recorded]) -> None:
         """Send the figures that the server does not have, and the samples."""
         from mlflow.entities import Metric
 
         new = [
             Metric(figure.name, figure.value, round(1000 * figure.time), figure.step)
-            for epoch in epochs
-            for figure in epoch.figures()
+            for record in records
+            for figure in record.figures()
             if (figure.name, figure.step) not in self._known
         ]
         for batch in _batches(new, _MOST_FIGURES):
             self._client.log_batch(self._run_id, metrics=batch)
-        for sample in (epoch.sample for epoch in epochs if epoch.sample is not None):
-            self._store_file(f"samples/epoch-{sample.epoch:04d}.txt", sample.text.encode())
+        for sample in {record.sample.step: record.sample for record in records if record.sample is not None}.values():
+            self._store_file(f"samples/step-{sample.step:08d}.txt", sample.text.encode())
 
     def close(self, outcome: Outcome) -> None:
         """Send how the run ended, and the results of one that is finished."""
