@@ -25,9 +25,10 @@ from sparklm.progress.watcher import Watcher
 from sparklm.report.exporters.base import SafeExporter, check_exporters, exporting
 from sparklm.report.statistics import STATS_JSON, STATS_TEXT, write_statistics
 from sparklm.storage import Folder, split_address
-from sparklm.text.corpus import corpus_address
+from sparklm.text.corpus import corpus_name
 from sparklm.text.prepare import check_corpus, is_unchanged, prepare
-from sparklm.text.shards import Dataset, Manifest, is_dataset, open_dataset
+from sparklm.text.shards import Dataset, Manifest, dataset_address, open_dataset
+from sparklm.text.validation import describe_validation
 from sparklm.text.windows import WindowPlan
 from sparklm.training.checkpoint.commit import latest_step
 from sparklm.training.device import replica_threads
@@ -131,8 +132,14 @@ def check(config: Config, folder: Folder) -> Run | None:
         others = set(folder.names()) - {_OWN_DATASET, EMBEDDINGS, WORD2VEC_ROUNDS, STATUS}
         if others:
             raise UserError(f"{folder} is not empty and holds no run ({min(others)} is there); choose another --run")
-        if config.data.corpus is None or not is_dataset(config.data.corpus):
+        prepared = dataset_address(config.data)
+        if prepared is None:
             check_corpus(config.data)
+        elif config.data.has_own_validation:
+            raise UserError(
+                f"{prepared} is a prepared dataset, which has its own validation text; leave out data.validation, or "
+                "give it to 'sparklm prepare'"
+            )
     folder.check_writable()
     for _, target, _ in _output_targets(config):
         target.check_writable()
@@ -146,7 +153,7 @@ def _reopen(run: Run, placement: Placement, keep_text: bool) -> Dataset:
     may_change = keep_text or run.dataset != _OWN_DATASET
     if not may_change and not is_unchanged(config.data, config.cleaning, dataset.manifest, placement):
         raise UserError(
-            f"the text of {corpus_address(config.data)} has changed since {run.folder} began; choose another --run to "
+            f"the text of {corpus_name(config.data)} has changed since {run.folder} began; choose another --run to "
             "train on the new text, or add --resume to go on with the old"
         )
     if latest_step(run.folder) == 0:
@@ -156,12 +163,12 @@ def _reopen(run: Run, placement: Placement, keep_text: bool) -> Dataset:
 
 def _begin(config: Config, folder: Folder, placement: Placement) -> tuple[Run, Dataset, WindowPlan]:
     """Find or make the dataset and fix the settings; a new run folder is removed again when the text is no good."""
-    corpus, watcher = config.data.corpus, placement.watcher
+    prepared, watcher = dataset_address(config.data), placement.watcher
     is_new = not set(folder.names()) - {STATUS}
     try:
-        if corpus is not None and is_dataset(corpus):
-            place, name = Folder(corpus).absolute(), Folder(corpus).absolute().url
-            watcher.note(f"using the dataset {corpus} with its own tokenizer and split")
+        if prepared is not None:
+            place, name = Folder(prepared).absolute(), Folder(prepared).absolute().url
+            watcher.note(f"using the dataset {prepared} with its own tokenizer and split")
         else:
             place, name = folder / _OWN_DATASET, _OWN_DATASET
             watcher.stage("Preparing the text")
@@ -208,6 +215,11 @@ def describe_counts(manifest: Manifest) -> list[str]:
         f"vocabulary {manifest.vocab_size:,}",
         *manifest.notes,
     ]
+    validation = describe_validation(manifest)
+    if validation is not None:
+        lines.append(validation)
+    if counts.crlf_line_ends:
+        lines.append(f"turned {count(counts.crlf_line_ends, 'CRLF line end')} into LF")
     if counts.repaired_sequences:
         lines.append(
             f"repaired {count(counts.repaired_sequences, 'invalid UTF-8 sequence')} in "
@@ -259,13 +271,14 @@ def _output_targets(config: Config) -> list[tuple[str, Folder, str]]:
     """List the copies that the config asks for: what, into which folder, under which name."""
     output = config.output
     wanted = {MODEL: output.model, METRICS: output.metrics, STATS_TEXT: output.statistics, SAMPLE_TEXT: output.text}
-    targets = []
-    for name, address in wanted.items():
-        if address is not None:
-            local = Folder(address).local_path()
-            is_folder = address.endswith("/") or (local is not None and local.is_dir())
-            targets.append((name, Folder(address), name) if is_folder else (name, *split_address(address)))
-    return targets
+    return [(name, *output_place(address, name)) for name, address in wanted.items() if address is not None]
+
+
+def output_place(address: str, name: str) -> tuple[Folder, str]:
+    """The folder and the name of a copy: those of the address, or the result's own name in a folder that it is."""
+    local = Folder(address).local_path()
+    is_folder = address.endswith("/") or (local is not None and local.is_dir())
+    return (Folder(address), name) if is_folder else split_address(address)
 
 
 def _copy_outputs(run: Folder, config: Config) -> list[str]:

@@ -20,7 +20,7 @@ def show_config(
     """Show every setting, its value and its origin."""
     from sparklm.config.resolve import describe
 
-    resolution = resolve_settings(preset, config, assignments, {"data.corpus": corpus, "spark.master": master})
+    resolution = resolve_settings(preset, config, assignments, {"data.corpus": corpus or None, "spark.master": master})
     settings = describe(resolution)
     if as_json:
         print(json.dumps({key: {"value": value, "source": source} for key, value, source, _ in settings}, indent=2))

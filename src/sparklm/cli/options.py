@@ -19,8 +19,19 @@ PRESET_NAMES = "gpt-tiny (default), gpt-small, gpt-124m, s0-lstm, s1-dense, …"
 FORMAT_NAMES = "text, lines, tokens, jsonl, csv, parquet"
 
 Corpus = Annotated[
-    str | None,
-    typer.Argument(metavar="CORPUS", help="Text file, folder, glob or prepared dataset; none = the built-in sample."),
+    list[str] | None,
+    typer.Argument(
+        metavar="CORPUS",
+        help="Text files, folders or globs, in their order, or a prepared dataset; none = the built-in sample.",
+    ),
+]
+Validation = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--validation",
+        metavar="PLACE",
+        help="Validation text of its own, instead of a part of the corpus; may be given many times.",
+    ),
 ]
 ConfigFile = Annotated[
     str | None, typer.Option("-c", "--config", metavar="FILE", help="Settings in .conf (HOCON), .yaml, .toml or .json.")
@@ -57,10 +68,20 @@ Table = Annotated[
 
 
 def source_flags(
-    corpus: str | None, text_column: str | None, data_format: str | None, table: str | None
+    corpus: list[str] | None,
+    validation: list[str] | None,
+    text_column: str | None,
+    data_format: str | None,
+    table: str | None,
 ) -> dict[str, object]:
     """The settings of where the text comes from."""
-    return {"data.corpus": corpus, "data.text_column": text_column, "data.format": data_format, "data.table": table}
+    return {
+        "data.corpus": corpus or None,
+        "data.validation": validation or None,
+        "data.text_column": text_column,
+        "data.format": data_format,
+        "data.table": table,
+    }
 
 
 def resolve_settings(

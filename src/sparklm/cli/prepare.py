@@ -15,6 +15,7 @@ from sparklm.cli.options import (
     Preset,
     Table,
     TextColumn,
+    Validation,
     check_placement,
     program_name,
     resolve_settings,
@@ -24,6 +25,7 @@ from sparklm.cli.options import (
 
 def prepare(
     corpus: Corpus = None,
+    validation: Validation = None,
     text_column: TextColumn = None,
     data_format: Format = None,
     table: Table = None,
@@ -40,7 +42,7 @@ def prepare(
     from sparklm.text.prepare import check_corpus
     from sparklm.text.prepare import prepare as prepare_dataset
 
-    flags = source_flags(corpus, text_column, data_format, table) | {"spark.master": master}
+    flags = source_flags(corpus, validation, text_column, data_format, table) | {"spark.master": master}
     resolved = resolve_settings(preset, config, assignments, flags).config
     check_placement(resolved)
     check_corpus(resolved.data)

@@ -21,6 +21,7 @@ from sparklm.cli.options import (
     Preset,
     Table,
     TextColumn,
+    Validation,
     check_placement,
     program_name,
     resolve_settings,
@@ -42,9 +43,7 @@ _INTERRUPTED = 130  # the exit code of shells
 
 def train(
     corpus: Corpus = None,
-    output: Annotated[
-        str | None, typer.Argument(metavar="[OUTPUT]", help="Also write the text that the model generates here.")
-    ] = None,
+    validation: Validation = None,
     config: ConfigFile = None,
     assignments: Assignments = None,
     preset: Preset = None,
@@ -61,6 +60,9 @@ def train(
     text_column: TextColumn = None,
     data_format: Format = None,
     table: Table = None,
+    text_out: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Also write the text that the model generates here.")
+    ] = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write event files for TensorBoard into the run folder.")
     ] = False,
@@ -88,21 +90,19 @@ def train(
     logs.set_up(log_level, log_format)
     if resume and run is None:
         raise UserError("--resume needs --run DIR: which run to go on with")
-    flags = source_flags(corpus, text_column, data_format, table) | {
+    corpus, text_out = _input_and_output(corpus or [], text_out, preset, config)
+    flags = source_flags(corpus, validation, text_column, data_format, table) | {
         "spark.master": master,
         "output.run": run,
-        "output.text": output,
+        "output.text": text_out,
         "output.tensorboard": tensorboard or None,
         "output.mlflow": mlflow,
         "spark.event_log": event_log,
     }
     resolution = resolve_settings(preset, config, assignments, flags, resumed_run=run if resume else None)
     folder = Folder(resolution.config.output.run or _new_run_name())
-    if output is not None and os.path.exists(output) and not folder.exists():
-        raise UserError(
-            f"OUTPUT {output} is there already; choose another place for the generated text. To train on several "
-            "files, give their folder, or a glob in quotes"
-        )
+    if text_out is not None:
+        _check_text_out(text_out, folder)
     with _tracker(quiet) as watcher:
         for note in resolution.notes:
             watcher.note(f"note: {note}")
@@ -116,6 +116,31 @@ def train(
                 raise typer.Exit(_INTERRUPTED) from None
             raise
     _print_result(result, folder)
+
+
+def _input_and_output(
+    corpus: list[str], text_out: str | None, preset: str | None, config: str | None
+) -> tuple[list[str], str | None]:
+    """The sources, and the file for generated text; one of the earlier systems names both by its two arguments."""
+    from sparklm.config.presets import IN_AND_OUT_PRESET
+    from sparklm.config.resolve import chosen_preset
+
+    if len(corpus) == 2 and text_out is None and chosen_preset(preset, config) == IN_AND_OUT_PRESET:
+        return corpus[:1], corpus[1]
+    return corpus, text_out
+
+
+def _check_text_out(address: str, run: Folder) -> None:
+    """Refuse to overwrite a file, unless the run in the folder was already asked to write it."""
+    from sparklm.job import output_place
+    from sparklm.training.run import CONFIG, SAMPLE_TEXT, read_run
+
+    folder, name = output_place(address, SAMPLE_TEXT)
+    if not folder.exists(name) or (run.exists(CONFIG) and read_run(run).config.output.text == address):
+        return
+    raise UserError(
+        f"{folder.address(name)} is there already and is not overwritten; choose another place for the generated text"
+    )
 
 
 def _run_job(config: Config, folder: Folder, watcher: Tracker, *, keep_text: bool) -> JobResult:

@@ -9,7 +9,7 @@ from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
 from sparklm.placement.protocol import EpochWork, SessionFacts
 from sparklm.progress.watcher import Watcher
-from sparklm.text.corpus import Corpus
+from sparklm.text.corpus import Corpus, corpus_name
 from sparklm.text.encode import ShardRequest, find_duplicates_here
 from sparklm.training.metrics import ClusterFigures
 from sparklm.training.phases import StepProgress
@@ -52,7 +52,7 @@ class InProcess:
     def open_table(self, data: DataConfig, cleaning: CleaningConfig) -> Corpus:
         """Refuse: only Spark can."""
         raise UserError(
-            f"{data.table or f'{data.corpus} ({data.format})'} is read by Spark; choose a --master other than none"
+            f"{data.table or f'{corpus_name(data)} ({data.format})'} is read by Spark; choose a --master other than none"
         )
 
     def prepare_training(self, run: Run, vocab_size: int) -> None:
