@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from sparklm.baseline import Baseline, measure_baseline
 from sparklm.config import Config
 from sparklm.embeddings.files import EMBEDDINGS, WORD2VEC_ROUNDS
 from sparklm.embeddings.make import make_embeddings, write_embeddings
@@ -32,7 +33,7 @@ from sparklm.text.validation import describe_validation
 from sparklm.text.windows import WindowPlan
 from sparklm.training.checkpoint.commit import latest_step
 from sparklm.training.device import replica_threads
-from sparklm.training.fit import FitResult, fit
+from sparklm.training.fit import fit
 from sparklm.training.heartbeat import clear_beats
 from sparklm.training.metrics import METRICS, EpochRecord
 from sparklm.training.run import (
@@ -58,7 +59,9 @@ class JobResult:
 
     records: Sequence[EpochRecord]
     model_record: EpochRecord
-    sample: str
+    baseline: Baseline | None  # None = there is no validation text
+    prompt: str
+    sample: str  # begins with the prompt
     files: Sequence[str]
 
 
@@ -80,10 +83,10 @@ def train(config: Config, folder: Folder, start: Start, watcher: Watcher, *, kee
             plan = make_plan(config, dataset)
         identified = identify(run=run.run_id)
         with exporting(run, watcher.warn) as exporters:
-            result, sample = _train(run, dataset, plan, placement, exporters, time.monotonic() - began)
+            trained = _train(run, dataset, plan, placement, exporters, time.monotonic() - began)
         files = _copy_outputs(folder, config)
         forget(identified)  # not when something goes wrong: that is still to be logged
-    return JobResult(records=result.records, model_record=result.model_record, sample=sample, files=files)
+    return replace(trained, files=files)
 
 
 def _train(
@@ -93,8 +96,8 @@ def _train(
     placement: Placement,
     exporters: Sequence[SafeExporter],
     seconds_before: float,
-) -> tuple[FitResult, str]:
-    """Train, and make everything that a trained model is shown by; returns also the text that it generates."""
+) -> JobResult:
+    """Train, and make everything that a trained model is shown by; the list of files is left to be filled."""
     began, config, folder, watcher = time.monotonic(), run.config, run.folder, placement.watcher
     watcher.stage(
         f"Training in {placement.description}, {_replicas(config)}{count(plan.total_steps, 'step')}, "
@@ -109,12 +112,21 @@ def _train(
     clear_beats(folder)
     order = ModelOrder(run=run, step=result.model_step).model_dump_json()
     placement.run_tasks(write_model_task, [order], "sparklm: write the model")
-    sample = _write_sample(run, load_model(folder.address(MODEL)), dataset, watcher)
+    trained = load_model(folder.address(MODEL))
+    prompt, sample = _write_sample(run, trained, dataset, watcher)
+    baseline = measure_baseline(dataset, trained.model)
     seconds = {"prepare": seconds_before, "train": trained_at - began, "finish": time.monotonic() - trained_at}
     if result.did_steps or not folder.exists(STATS_JSON):
-        write_statistics(run, dataset.manifest, result, placement, seconds)
+        write_statistics(run, dataset.manifest, result, baseline, placement, seconds)
         _write_report(folder, watcher)
-    return result, sample
+    return JobResult(
+        records=result.records,
+        model_record=result.model_record,
+        baseline=baseline,
+        prompt=prompt,
+        sample=sample,
+        files=(),
+    )
 
 
 def check(config: Config, folder: Folder) -> Run | None:
@@ -217,7 +229,7 @@ def describe_counts(manifest: Manifest) -> list[str]:
     ]
     validation = describe_validation(manifest)
     if validation is not None:
-        lines.append(validation)
+        lines.append(f"validation: {validation}")
     if counts.crlf_line_ends:
         lines.append(f"turned {count(counts.crlf_line_ends, 'CRLF line end')} into LF")
     if counts.repaired_sequences:
@@ -257,14 +269,15 @@ def _write_report(run: Folder, watcher: Watcher) -> None:
         watcher.warn(f"the report could not be written: {type(error).__name__}: {error}")
 
 
-def _write_sample(run: Run, trained: TrainedModel, dataset: Dataset, watcher: Watcher) -> str:
+def _write_sample(run: Run, trained: TrainedModel, dataset: Dataset, watcher: Watcher) -> tuple[str, str]:
+    """Write what the model generates; returns the prompt, and the text that begins with it."""
     generation = run.config.generation
     prompt = prompt_of(generation, dataset)
     generated = generate_text(trained, prompt, generation.max_new_tokens, Sampling.of(generation))
     if generated.note is not None:
         watcher.note(generated.note)
     run.folder.write_text(SAMPLE_TEXT, generated.text + "\n")
-    return generated.text
+    return prompt, generated.text
 
 
 def _output_targets(config: Config) -> list[tuple[str, Folder, str]]:

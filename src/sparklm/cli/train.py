@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from sparklm.storage import Folder
 
 _INTERRUPTED = 130  # the exit code of shells
+_SHOWN_WORDS = 8  # of the prompt
 
 
 def train(
@@ -165,13 +166,16 @@ def _print_result(result: JobResult, folder: Folder) -> None:
     record = result.model_record
     seconds = sum(entry.TimeStamp for entry in result.records) / 1000
     print(f"\n{result.sample}\n")
-    if record.ValidationLoss is not None:
+    if record.ValidationLoss is not None and result.baseline is not None:
         perplexity = "" if record.Perplexity is None else f", perplexity {record.Perplexity:.2f}"
-        print(f"validation loss {record.ValidationLoss:.4f}{perplexity}")
+        guess = result.baseline.guess
+        print(f"validation loss {record.ValidationLoss:.4f}{perplexity} ({guess}: {result.baseline.loss:.4f})")
+        if not result.baseline.is_beaten_by(record.ValidationLoss):
+            print(f"the model does no better than {guess}; more text or more epochs (training.epochs) usually help")
     print(f"training loss {record.TrainingLoss:.4f}, {count(len(result.records), 'epoch')} in {seconds:.1f} s")
     print("\n".join(f"  {file}" for file in result.files))
-    opening = " ".join(result.sample.split()[:3])
-    print(f"try: {program_name()} generate {folder} {shlex.quote(opening)}")
+    prompt = shlex.quote(" ".join(result.prompt.split()[:_SHOWN_WORDS]))
+    print(f"try: {program_name()} generate {shlex.quote(str(folder))} {prompt}")
 
 
 def _tracker(quiet: bool) -> Tracker:

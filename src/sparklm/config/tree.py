@@ -281,7 +281,7 @@ class GenerationConfig(Section):
     """The text written at the end of training."""
 
     prompt: str | None = Field(
-        None, description="what the text starts with; none = a few words that validation text starts with"
+        None, description="what the text starts with; none = the first words of a sentence of validation text"
     )
     max_new_tokens: PositiveInt = Field(120, description="tokens to add")
     temperature: Annotated[float, Field(ge=0)] = Field(0.7, description="0 = always the likeliest token")

@@ -51,9 +51,8 @@ class InProcess:
 
     def open_table(self, data: DataConfig, cleaning: CleaningConfig) -> Corpus:
         """Refuse: only Spark can."""
-        raise UserError(
-            f"{data.table or f'{corpus_name(data)} ({data.format})'} is read by Spark; choose a --master other than none"
-        )
+        name = data.table or f"{corpus_name(data)} ({data.format})"
+        raise UserError(f"{name} is read by Spark; choose a --master other than none")
 
     def prepare_training(self, run: Run, vocab_size: int) -> None:
         """Replicas take turns here; there is nothing to decide."""

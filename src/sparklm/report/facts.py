@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel
 
+from sparklm.baseline import Baseline
 from sparklm.errors import UserError
 from sparklm.models.build import count_parameters
-from sparklm.report.statistics import STATS_JSON
+from sparklm.report.statistics import BASELINE, STATS_JSON
 from sparklm.storage import Folder
 from sparklm.text.shards import Dataset
 from sparklm.text.windows import WindowPlan
@@ -65,6 +66,12 @@ class RunFacts:
         """The epoch that the model's weights come from, or the last one that is done."""
         number = self.statistics.get("the model's epoch")
         return next((epoch for epoch in self.epochs if epoch.Epoch == number), self.epochs[-1] if self.epochs else None)
+
+    @property
+    def baseline(self) -> Baseline | None:
+        """What the model's validation loss is compared with."""
+        found = self.statistics.get(BASELINE)
+        return Baseline.model_validate(found) if isinstance(found, dict) else None
 
     def of_steps(self, field: str) -> npt.NDArray[Any]:
         """A field of all logged steps."""

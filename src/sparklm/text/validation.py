@@ -55,7 +55,7 @@ def name_tail(
 
 
 def describe_validation(manifest: Manifest) -> str | None:
-    """Say in a line which text is validation; None where there is none, or the dataset does not tell."""
+    """Which text is validation, in a line; None where there is none, or the dataset does not tell."""
     chosen = manifest.validation_text
     if chosen is None:
         return None
@@ -63,11 +63,11 @@ def describe_validation(manifest: Manifest) -> str | None:
         num_tokens = manifest.num_tokens("validation")
         share = 100 * num_tokens / (manifest.num_tokens("train") + num_tokens)
         where = f" in {chosen.names[0]}" if chosen.names else ""
-        return f'validation: the last {share:.2g} % of the text, from "{chosen.beginning}"{where} on'
+        return f'the last {share:.2g} % of the text, from "{chosen.beginning}"{where} on'
     names = listed(chosen.names, most=_SHOWN_NAMES, total=chosen.documents)
     if manifest.split_rule == "given":
-        return f"validation: {count(chosen.documents, 'document')} of its own: {names}"
-    return f"validation: {chosen.documents:,} of {count(manifest.counts.kept_documents, 'document')}: {names}"
+        return f"{count(chosen.documents, 'document')} of its own: {names}"
+    return f"{chosen.documents:,} of {count(manifest.counts.kept_documents, 'document')}: {names}"
 
 
 def _count_ends(stream: TokenStream, start: int, tokenizer: Tokenizer) -> int:
