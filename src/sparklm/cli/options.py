@@ -67,6 +67,11 @@ Table = Annotated[
 ]
 
 
+def one_or_several(places: list[str] | None) -> str | list[str] | None:
+    """Addresses as a setting has them; None where none is given."""
+    return places[0] if places and len(places) == 1 else places or None
+
+
 def source_flags(
     corpus: list[str] | None,
     validation: list[str] | None,
@@ -76,8 +81,8 @@ def source_flags(
 ) -> dict[str, object]:
     """The settings of where the text comes from."""
     return {
-        "data.corpus": corpus or None,
-        "data.validation": validation or None,
+        "data.corpus": one_or_several(corpus),
+        "data.validation": one_or_several(validation),
         "data.text_column": text_column,
         "data.format": data_format,
         "data.table": table,
