@@ -174,7 +174,8 @@ def _print_result(result: JobResult, folder: Folder) -> None:
             print(f"the model does no better than {guess}; more text or more epochs (training.epochs) usually help")
     print(f"training loss {record.TrainingLoss:.4f}, {count(len(result.records), 'epoch')} in {seconds:.1f} s")
     print("\n".join(f"  {file}" for file in result.files))
-    prompt = shlex.quote(" ".join(result.prompt.split()[:_SHOWN_WORDS]))
+    words = [word for word in result.prompt.split() if any(map(str.isalnum, word))]
+    prompt = shlex.quote(" ".join(words[:_SHOWN_WORDS]))
     print(f"try: {program_name()} generate {shlex.quote(str(folder))} {prompt}")
 
 
