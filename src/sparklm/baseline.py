@@ -34,6 +34,15 @@ class Baseline(BaseModel):
         """Whether a model with this loss has learned more than the guess knows."""
         return validation_loss < self.loss
 
+    def verdict(self, validation_loss: float, training_loss: float) -> str | None:
+        """What to say of a model that does not beat the guess, and what usually helps; None of one that does."""
+        if self.is_beaten_by(validation_loss):
+            return None
+        knows_its_text = self.is_beaten_by(training_loss)
+        remedy = "more text or fewer epochs" if knows_its_text else "more text or more epochs"
+        where = ", though it does on its training text" if knows_its_text else ""
+        return f"the model does no better than {self.guess}{where}; {remedy} (training.epochs) usually help"
+
 
 def measure_baseline(dataset: Dataset, model: LanguageModel) -> Baseline | None:
     """Score the guess that is fair to compare with a model; None without validation text."""
@@ -71,7 +80,7 @@ def _guess_mean(expected_V: Frequencies, found_V: Frequencies, embeddings_VE: Te
     cosines_V = F.cosine_similarity(mean_E[None], table_VE, dim=-1)
     losses_V = (table_VE - mean_E).square().mean(dim=-1) if objective.embedding_loss == "mse" else 1.0 - cosines_V
     return Baseline(
-        guess="always the mean embedding",
+        guess="guessing the mean embedding",
         loss=float(weights_V @ losses_V),
         accuracy=float(weights_V @ (cosines_V >= objective.similarity_threshold).double()),
     )

@@ -55,7 +55,7 @@ def test_the_mean_embedding_is_scored_as_predicted_embeddings_are(dataset: Datas
     targets = torch.from_numpy(dataset.validation.read(0, 5))
     expected = _embedding_loss(mean.expand(5, -1), targets, table, model.shape.objective)
     assert baseline is not None
-    assert baseline.guess == "always the mean embedding"
+    assert baseline.guess == "guessing the mean embedding"
     assert baseline.loss == pytest.approx(expected.loss.item(), rel=1e-5)
     assert baseline.accuracy == pytest.approx(expected.num_correct.item() / 5)
 
@@ -77,3 +77,11 @@ def test_without_validation_text_there_is_no_baseline(tmp_path: Path) -> None:
 def test_a_model_must_do_better_and_not_as_well() -> None:
     baseline = Baseline(guess="x", loss=2.0, accuracy=0.1)
     assert [baseline.is_beaten_by(loss) for loss in (1.9, 2.0, 2.1)] == [True, False, False]
+
+
+def test_a_model_that_does_no_better_is_told_what_usually_helps() -> None:
+    baseline = Baseline(guess="guessing", loss=2.0, accuracy=0.1)
+    assert baseline.verdict(1.9, 1.0) is None
+    more = "the model does no better than guessing; more text or more epochs (training.epochs) usually help"
+    assert baseline.verdict(2.1, 2.5) == more
+    assert "though it does on its training text; more text or fewer epochs" in str(baseline.verdict(2.1, 1.0))

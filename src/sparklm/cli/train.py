@@ -168,10 +168,11 @@ def _print_result(result: JobResult, folder: Folder) -> None:
     print(f"\n{result.sample}\n")
     if record.ValidationLoss is not None and result.baseline is not None:
         perplexity = "" if record.Perplexity is None else f", perplexity {record.Perplexity:.2f}"
-        guess = result.baseline.guess
-        print(f"validation loss {record.ValidationLoss:.4f}{perplexity} ({guess}: {result.baseline.loss:.4f})")
-        if not result.baseline.is_beaten_by(record.ValidationLoss):
-            print(f"the model does no better than {guess}; more text or more epochs (training.epochs) usually help")
+        baseline = f"{result.baseline.guess}: {result.baseline.loss:.4f}"
+        print(f"validation loss {record.ValidationLoss:.4f}{perplexity} ({baseline})")
+        verdict = result.baseline.verdict(record.ValidationLoss, record.TrainingLoss)
+        if verdict is not None:
+            print(verdict)
     print(f"training loss {record.TrainingLoss:.4f}, {count(len(result.records), 'epoch')} in {seconds:.1f} s")
     print("\n".join(f"  {file}" for file in result.files))
     words = [word for word in result.prompt.split() if any(map(str.isalnum, word))]

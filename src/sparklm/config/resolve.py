@@ -7,7 +7,7 @@ nearest key that exists.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,9 +64,9 @@ def resolve(
     if system_key is not None:
         notes.append(f"{config_file} has {system_key}, so it starts from the preset {name}; --preset chooses another")
     notes += _drop_impossible_properties(values, provenance, master)
-    problems += _contradictions(provenance)
-    config = _validate(values, provenance, problems)
     chosen = {key: source for key, source in provenance.items() if base is None or source != base[0]}
+    problems += _contradictions({key for key, source in chosen.items() if source != f"preset {name}"})
+    config = _validate(values, provenance, problems)
     return Resolution(config=config, provenance=provenance, notes=[*notes, *_unused_settings(config, chosen)])
 
 
@@ -98,13 +98,12 @@ def describe(resolution: Resolution) -> list[tuple[str, object, str, str]]:
     ]
 
 
-def _contradictions(provenance: Mapping[str, str]) -> list[str]:
-    """What was asked for twice over in different ways; a preset asks for nothing."""
-    given = {key for key, source in provenance.items() if not source.startswith(("preset ", "run "))}
+def _contradictions(given: Collection[str]) -> list[str]:
+    """What the user asked for in two ways of which only one can be meant."""
     return [
         f"{key} and data.validation_fraction: validation is a text of its own or a part of the corpus; give one of them"
         for key in ("data.validation", "data.validation_table")
-        if {key, "data.validation_fraction"} <= given
+        if key in given and "data.validation_fraction" in given
     ]
 
 

@@ -148,7 +148,10 @@ def prompt_of(generation: GenerationConfig, dataset: Dataset) -> str:
 def _find_sentence(stream: TokenStream, tokenizer: Tokenizer, begins_document: bool) -> str:
     """Text from the beginning of a document, a paragraph or a sentence on, whichever there is; nothing if none is."""
     tokens: list[int] = stream.read(0, min(_SEARCHED_TOKENS, len(stream))).tolist()
-    texts = [tokenizer.decode(list(part)) for part in _documents(tokens, tokenizer.end_of_text)]
+    documents = list(_documents(tokens, tokenizer.end_of_text))
+    if len(documents[-1]) < _OPENING_TOKENS < len(tokens):
+        documents.pop()  # it may be cut in a word
+    texts = [tokenizer.decode(list(document)) for document in documents]
     whole = [text.strip() for text in (texts if begins_document else texts[1:])]
     paragraphs = texts[0].partition("\n\n")[2].strip()
     sentences = (match.end() for match in _SENTENCE_END.finditer(texts[0]))
