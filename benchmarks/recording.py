@@ -42,9 +42,10 @@ from sparklm.progress.terminal import PlainView
 from sparklm.progress.tracker import Tracker
 from sparklm.report.exporters.base import SafeExporter
 from sparklm.storage import Folder
-from sparklm.training import recorder, tasks
+from sparklm.training import recorder
 from sparklm.training.epoch_log import EpochLog
 from sparklm.training.phases import PhaseClock
+from sparklm.training.replica import Replica
 from sparklm.training.run import Run, make_plan
 from sparklm.training.sync.in_memory import LocalGroup, train_in_memory
 from sparklm.training.sync.rounds import Round
@@ -69,15 +70,15 @@ def bare() -> Iterator[None]:
         mock.patch.object(EpochLog, "add_step", _nothing),
         mock.patch.object(EpochLog, "progress", _nothing),
         mock.patch.object(PhaseClock, "__call__", _no_phase),
-        mock.patch.object(tasks, "_generate_sample", _nothing),
+        mock.patch.object(Replica, "_generate_sample", _nothing),
         mock.patch.object(recorder, "write_lines", _nothing),
         mock.patch.object(InProcess, "train", _train_unwatched),
     ):
         yield
 
 
-def _train_unwatched(self: InProcess, run: Run, rounds: Sequence[Round], protect: int | None) -> EpochWork:
-    train_in_memory(run, rounds, LocalGroup(1), protect=protect)
+def _train_unwatched(self: InProcess, run: Run, rounds: Sequence[Round], **_: Any) -> EpochWork:
+    train_in_memory(run, rounds, LocalGroup(1))
     return EpochWork()
 
 
@@ -120,7 +121,7 @@ def time_inside(config: Config, steps: int) -> str:
         ("logged steps", EpochLog, "add_step"),
         ("progress of a step", EpochLog, "progress"),
         ("progress, status.json", Tracker, "step_done"),
-        ("samples", tasks, "_generate_sample"),
+        ("samples", Replica, "_generate_sample"),
         ("files of records", recorder, "write_lines"),
         ("event files", SafeExporter, "epoch"),
     )

@@ -28,6 +28,7 @@ from sparklm.text.windows import WindowPlan
 from sparklm.training.metrics import EpochRecord
 from sparklm.training.phases import StepProgress
 from sparklm.training.records import Sample, StepRecord
+from sparklm.training.stopping import StopRequest
 
 if TYPE_CHECKING:
     from sparklm.spark.placement import OnSpark
@@ -165,14 +166,15 @@ def run_job(
     run: Path | Folder,
     placement: Placement | None = None,
     watcher: Watcher | None = None,
-    keep_text: bool = False,
+    resume: bool = False,
     report: bool = False,
+    stop: StopRequest | None = None,
 ) -> JobResult:
     """Run a job on a placement that is started already, without the page that takes a third of a tiny run's time."""
     folder = run if isinstance(run, Folder) else Folder(str(run))
     start = running(placement or InProcess())
     with nullcontext() if report else mock.patch.object(job, "_write_report"):
-        return job.train(config, folder, start, watcher or RecordingWatcher(), keep_text=keep_text)
+        return job.train(config, folder, start, watcher or RecordingWatcher(), resume=resume, stop=stop)
 
 
 def files_below(folder: Path) -> dict[str, bytes]:

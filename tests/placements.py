@@ -27,9 +27,9 @@ class DiesAfter:
     def watcher(self, watcher: Watcher) -> None:
         self._placement.watcher = watcher
 
-    def train(self, run, rounds, protect):
+    def train(self, run, rounds, **options):
         done = rounds[: self._left]
-        work = self._placement.train(run, done, protect) if done else EpochWork()
+        work = self._placement.train(run, done, **options) if done else EpochWork()
         self._left -= len(done)
         if len(done) < len(rounds):
             raise ConnectionError("the machines are gone")
@@ -43,12 +43,12 @@ class ByStorage(InProcess):
         super().__init__()
         self.order = order
 
-    def train(self, run, rounds, protect):
+    def train(self, run, rounds, **options):
         def run_tasks(work, orders, title):
             answers = {number: work(orders[number]) for number in self.order(range(len(orders)))}
             return [answers[number] for number in range(len(orders))]
 
-        return EpochWork(reduce_seconds=train_by_storage(run, rounds, run_tasks, protect=protect))
+        return train_by_storage(run, rounds, run_tasks, protect=options["protect"])
 
 
 class StopsAfter(RecordingWatcher):

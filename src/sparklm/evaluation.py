@@ -18,7 +18,7 @@ from sparklm.storage import Folder
 from sparklm.text.formats import SAMPLE, read_chunks
 from sparklm.text.shards import Dataset, Segment, TokenStream, is_dataset
 from sparklm.text.sources import cut_pieces, list_sources
-from sparklm.text.windows import Windows
+from sparklm.text.windows import Int64Array, Windows
 
 EVALUATION_BATCH_SIZE = 32
 
@@ -78,14 +78,14 @@ def tally_windows(
     stream: TokenStream,
     windows: Windows,
     device: torch.device,
-    numbers: range,
+    numbers: Int64Array,
     on_batch: Callable[[], None] | None = None,
 ) -> Tally:
     """Score the targets of some of a stream's windows; leaves the model in evaluation mode."""
     model.eval()
     tally = Tally()
-    for first in range(numbers.start, numbers.stop, EVALUATION_BATCH_SIZE):
-        starts = windows.starts(np.arange(first, min(first + EVALUATION_BATCH_SIZE, numbers.stop)))
+    for first in range(0, len(numbers), EVALUATION_BATCH_SIZE):
+        starts = windows.starts(numbers[first : first + EVALUATION_BATCH_SIZE])
         tally.add(batch_loss(model, torch.from_numpy(stream.windows(starts, windows.window_size)).to(device)))
         if on_batch is not None:
             on_batch()
@@ -103,7 +103,7 @@ def evaluate_corpus(trained: TrainedModel, corpus: str | None, text_column: str 
     window_size = min(trained.model.shape.context_length, max(1, len(stream) - 1))
     stride = 1 if trained.model.shape.predicts_last_only else window_size
     windows = Windows(ends=np.array([len(stream)]), window_size=window_size, stride=stride)
-    tally = tally_windows(trained.model, stream, windows, trained.model.device, range(windows.num_windows))
+    tally = tally_windows(trained.model, stream, windows, trained.model.device, np.arange(windows.num_windows))
     result = Evaluation.of([tally], is_probability=not trained.model.shape.predicts_embedding)
     if result is None:
         raise UserError(f"{corpus}: {len(stream)} token is too short to evaluate; at least 2 are needed")

@@ -33,6 +33,8 @@ from sparklm.text.validation import describe_validation
 from sparklm.text.windows import WindowPlan
 from sparklm.training.checkpoint.commit import latest_step
 from sparklm.training.device import replica_threads
+from sparklm.training.evaluations import EvaluationPlan
+from sparklm.training.extend import LENGTH_KEYS, longer_run, make_longer
 from sparklm.training.fit import fit
 from sparklm.training.heartbeat import clear_beats
 from sparklm.training.metrics import METRICS, EpochRecord
@@ -42,11 +44,12 @@ from sparklm.training.run import (
     REPORT,
     SAMPLE_TEXT,
     Run,
-    check_same_run,
+    changed_settings,
     create_run,
     make_plan,
     read_run,
 )
+from sparklm.training.stopping import StopRequest
 from sparklm.training.tasks import ModelOrder, write_model_task
 from sparklm.wording import count, size
 
@@ -65,25 +68,35 @@ class JobResult:
     files: Sequence[str]
 
 
-def train(config: Config, folder: Folder, start: Start, watcher: Watcher, *, keep_text: bool = False) -> JobResult:
+def train(
+    config: Config,
+    folder: Folder,
+    start: Start,
+    watcher: Watcher,
+    *,
+    resume: bool = False,
+    stop: StopRequest | None = None,
+) -> JobResult:
     """Run every stage that is still to do.
 
     Everything that can be checked is checked before the placement is started. A run that has begun goes on with the
-    tokens it began with. If the text has changed since, that is refused, unless `keep_text` says that the old text is
-    meant.
+    tokens it began with: text that has changed since is refused, unless `resume` says that this run is meant. It may
+    then also be made longer. A training that is asked to stop saves a checkpoint and raises KeyboardInterrupt.
     """
-    run = check(config, folder)
+    found = check(config, folder, resume=resume)
     with start(watcher) as placement:
         began = time.monotonic()
-        if run is None:
+        if found is None:
             run, dataset, plan = _begin(config, folder, placement)
         else:
-            run = run.with_settings(config)
-            dataset = _reopen(run, placement, keep_text)
-            plan = make_plan(config, dataset)
+            if found.branch is not None:
+                _make_longer(found.run, found.branch, watcher)
+            run = found.run
+            dataset = _reopen(run, placement, resume)
+            plan = make_plan(run.config, dataset)
         identified = identify(run=run.run_id)
         with exporting(run, watcher.warn) as exporters:
-            trained = _train(run, dataset, plan, placement, exporters, time.monotonic() - began)
+            trained = _train(run, dataset, plan, placement, exporters, time.monotonic() - began, stop)
         files = _copy_outputs(folder, config)
         forget(identified)  # not when something goes wrong: that is still to be logged
     return replace(trained, files=files)
@@ -96,6 +109,7 @@ def _train(
     placement: Placement,
     exporters: Sequence[SafeExporter],
     seconds_before: float,
+    stop: StopRequest | None,
 ) -> JobResult:
     """Train, and make everything that a trained model is shown by; the list of files is left to be filled."""
     began, config, folder, watcher = time.monotonic(), run.config, run.folder, placement.watcher
@@ -104,20 +118,31 @@ def _train(
         f"{count(run.threads, 'thread')}"
     )
     placement.prepare_training(run, dataset.manifest.vocab_size)
-    result = fit(run, dataset, plan, placement, exporters)
+    result = fit(run, dataset, plan, placement, exporters, stop)
     trained_at = time.monotonic()
     if result.stopped_early:
-        watcher.note(f"stopped early after epoch {len(result.records)}: validation no longer improves")
-    watcher.stage("Writing the model")
+        watcher.note(
+            f"stopped early in epoch {len(result.records)}: validation no longer improves; the model is that of step "
+            f"{result.model_step}"
+        )
     clear_beats(folder)
-    order = ModelOrder(run=run, step=result.model_step).model_dump_json()
-    placement.run_tasks(write_model_task, [order], "sparklm: write the model")
+
+    def is_due(*names: str) -> bool:
+        """Whether a result is yet to be written: an earlier session may have ended before it."""
+        return result.did_steps or not all(folder.exists(name) for name in names)
+
+    if is_due(MODEL):
+        watcher.stage("Writing the model")
+        order = ModelOrder(run=run, step=result.model_step).model_dump_json()
+        placement.run_tasks(write_model_task, [order], "sparklm: write the model")
     trained = load_model(folder.address(MODEL))
     prompt, sample = _write_sample(run, trained, dataset, watcher)
     baseline = measure_baseline(dataset, trained.model)
-    seconds = {"prepare": seconds_before, "train": trained_at - began, "finish": time.monotonic() - trained_at}
-    if result.did_steps or not folder.exists(STATS_JSON):
+    if is_due(STATS_JSON, STATS_TEXT):
+        seconds = {"prepare": seconds_before, "train": trained_at - began, "finish": time.monotonic() - trained_at}
         write_statistics(run, dataset.manifest, result, baseline, placement, seconds)
+        folder.remove(REPORT)  # which shows them
+    if is_due(REPORT):
         _write_report(folder, watcher)
     return JobResult(
         records=result.records,
@@ -129,17 +154,24 @@ def _train(
     )
 
 
-def check(config: Config, folder: Folder) -> Run | None:
+@dataclass(frozen=True)
+class FoundRun:
+    """The run that is there already, with this session's settings."""
+
+    run: Run
+    branch: int | None = None  # the step from which it is made longer
+
+
+def check(config: Config, folder: Folder, *, resume: bool = False) -> FoundRun | None:
     """Refuse, before any work, what is seen to be wrong: another run, missing text, closed places, servers away.
 
-    Returns the run that is there already, if one is.
+    Returns the run that is there already, if one is that has done anything.
     """
-    local, run = folder.local_path(), None
+    local, found = folder.local_path(), None
     if local is not None and local.exists() and not local.is_dir():
         raise UserError(f"--run {folder} is a file; a run needs a folder of its own")
     if folder.exists(CONFIG):
-        run = read_run(folder)
-        check_same_run(run, config)
+        found = _find_run(read_run(folder), config, resume)
     else:
         others = set(folder.names()) - {_OWN_DATASET, EMBEDDINGS, WORD2VEC_ROUNDS, STATUS}
         if others:
@@ -156,13 +188,40 @@ def check(config: Config, folder: Folder) -> Run | None:
     for _, target, _ in _output_targets(config):
         target.check_writable()
     check_exporters(config.output)
-    return run
+    return found
 
 
-def _reopen(run: Run, placement: Placement, keep_text: bool) -> Dataset:
+def _find_run(run: Run, config: Config, resume: bool) -> FoundRun | None:
+    """The run that is there as it goes on, if these are its settings, or make it longer; None where it begins anew."""
+    changes = changed_settings(run, config)
+    if not changes:
+        return FoundRun(run.with_settings(config))
+    if latest_step(run.folder) == 0:
+        return None
+    is_length = changes.keys() <= LENGTH_KEYS
+    if is_length and resume:
+        return FoundRun(*longer_run(run, config))
+    listing = "\n".join(f"  {key}: {there!r} there, {here!r} here" for key, (there, here) in changes.items())
+    remedy = "Add --resume to make that run longer, or choose another --run" if is_length else "Choose another --run"
+    raise UserError(f"{run.folder} holds another run, with other settings:\n{listing}\n{remedy}")
+
+
+def _make_longer(run: Run, step: int, watcher: Watcher) -> None:
+    """Make the run longer from a step on; the model that it had is kept beside."""
+    folder, last = run.folder, latest_step(run.folder)
+    if folder.exists(MODEL):
+        folder.write_bytes(f"model-step-{last}.zip", folder.read_bytes(MODEL))
+    for name in (MODEL, SAMPLE_TEXT, STATS_JSON, STATS_TEXT, REPORT):
+        folder.remove(name)
+    if step < last:
+        watcher.note(f"steps {step} to {last} are done anew: there the rate was falling already")
+    make_longer(run, step)
+
+
+def _reopen(run: Run, placement: Placement, resume: bool) -> Dataset:
     """The dataset of a run that goes on: it is all the text that the run needs."""
     config, dataset = run.config, run.open_dataset()
-    may_change = keep_text or run.dataset != _OWN_DATASET
+    may_change = resume or run.dataset != _OWN_DATASET
     if not may_change and not is_unchanged(config.data, config.cleaning, dataset.manifest, placement):
         raise UserError(
             f"the text of {corpus_name(config.data)} has changed since {run.folder} began; choose another --run to "
@@ -177,6 +236,9 @@ def _begin(config: Config, folder: Folder, placement: Placement) -> tuple[Run, D
     """Find or make the dataset and fix the settings; a new run folder is removed again when the text is no good."""
     prepared, watcher = dataset_address(config.data), placement.watcher
     is_new = not set(folder.names()) - {STATUS}
+    if folder.exists(CONFIG):
+        watcher.note("this run had no checkpoint yet: it begins anew, with these settings")
+        folder.remove(CONFIG)
     try:
         if prepared is not None:
             place, name = Folder(prepared).absolute(), Folder(prepared).absolute().url
@@ -184,7 +246,7 @@ def _begin(config: Config, folder: Folder, placement: Placement) -> tuple[Run, D
         else:
             place, name = folder / _OWN_DATASET, _OWN_DATASET
             watcher.stage("Preparing the text")
-            prepare(config.data, config.cleaning, place, placement)
+            prepare(config.data, config.cleaning, place, placement, replace=True)
         dataset = open_dataset(place)
         for note in describe_counts(dataset.manifest):
             watcher.note(note)
@@ -192,7 +254,9 @@ def _begin(config: Config, folder: Folder, placement: Placement) -> tuple[Run, D
         _note_short_documents(config, dataset, watcher)
         if config.data.embeddings is not None:
             _write_embeddings(config.data.embeddings, config, dataset, folder, placement)
-        run = create_run(folder, config, name, dataset.manifest, replica_threads(config, placement))
+        evaluation = EvaluationPlan.of(config, plan, has_validation=len(dataset.validation) > 0)
+        threads = replica_threads(config, placement)
+        run = create_run(folder, config, name, dataset.manifest, threads, evaluation)
         return run, dataset, plan
     except UserError:
         if is_new:

@@ -221,7 +221,7 @@ def test_an_interrupt_ends_a_spark_job_quietly(tmp_path: Path, stage: str) -> No
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     expected = (
-        "the same command starts again" if stage == "Preparing" else "go on with: sparklm train --run run --resume"
+        "the same command starts again" if stage == "Preparing" else "Go on with: sparklm train --run run --resume"
     )
     assert errors.strip().endswith(expected)
     for noise in ("Traceback", "ERROR", "Exception", "incubator"):

@@ -27,6 +27,7 @@ from sparklm.cli.options import (
     resolve_settings,
     source_flags,
 )
+from sparklm.cli.signals import exit_code, stopping_on_signals
 from sparklm.errors import UserError
 from sparklm.wording import count
 
@@ -37,9 +38,10 @@ if TYPE_CHECKING:
     from sparklm.progress.tracker import Tracker
     from sparklm.progress.watcher import Watcher
     from sparklm.storage import Folder
+    from sparklm.training.stopping import StopRequest
 
-_INTERRUPTED = 130  # the exit code of shells
 _SHOWN_WORDS = 8  # of the prompt
+_STOPPING = "stopping: a checkpoint is saved after what is under way; once more leaves at once"
 
 
 def train(
@@ -87,6 +89,7 @@ def train(
 ) -> None:
     """Train a model, from raw text to text of its own."""
     from sparklm.storage import Folder
+    from sparklm.training.stopping import StopRequest
 
     logs.set_up(log_level, log_format)
     if resume and run is None:
@@ -104,18 +107,17 @@ def train(
     folder = Folder(resolution.config.output.run or _new_run_name())
     if text_out is not None:
         _check_text_out(text_out, folder)
-    with _tracker(quiet) as watcher:
+    stop = StopRequest()
+    with _tracker(quiet) as watcher, stopping_on_signals(stop, lambda: watcher.note(_STOPPING)):
         for note in resolution.notes:
             watcher.note(f"note: {note}")
         check_placement(resolution.config)
         try:
-            result = _run_job(resolution.config, folder, watcher, keep_text=resume)
+            result = _run_job(resolution.config, folder, watcher, stop, resume=resume)
         except KeyboardInterrupt:
             watcher.end("interrupted")
             watcher.note(_after_interrupt(folder))
-            if logs.is_json():  # or else a line that is no JSON would be printed
-                raise typer.Exit(_INTERRUPTED) from None
-            raise
+            raise typer.Exit(exit_code(stop)) from None
     _print_result(result, folder)
 
 
@@ -144,7 +146,7 @@ def _check_text_out(address: str, run: Folder) -> None:
     )
 
 
-def _run_job(config: Config, folder: Folder, watcher: Tracker, *, keep_text: bool) -> JobResult:
+def _run_job(config: Config, folder: Folder, watcher: Tracker, stop: StopRequest, *, resume: bool) -> JobResult:
     """Run the job where the settings place it."""
     from sparklm import job
     from sparklm.placement.start import started
@@ -156,10 +158,12 @@ def _run_job(config: Config, folder: Folder, watcher: Tracker, *, keep_text: boo
         if config.spark.master != "none":
             watcher.stage(f"Starting Spark {config.spark.master}")
         with started(config.spark, watcher) as placement:
-            yield placement
+            # Once more: Spark has put a handler of its own in the place of the first.
+            with stopping_on_signals(stop, lambda: watcher.note(_STOPPING)):
+                yield placement
             watcher.end("finished")  # before Spark has stopped, which takes a while
 
-    return job.train(config, folder, start, watcher, keep_text=keep_text)
+    return job.train(config, folder, start, watcher, resume=resume, stop=stop)
 
 
 def _print_result(result: JobResult, folder: Folder) -> None:
@@ -199,8 +203,11 @@ def _new_run_name() -> str:
 
 def _after_interrupt(run: Folder) -> str:
     """How to go on."""
+    from sparklm.training.checkpoint.commit import latest_step
     from sparklm.training.run import CONFIG
 
     if run.exists(CONFIG):
-        return f"interrupted; go on with: {program_name()} train --run {run} --resume"
+        step = latest_step(run)
+        saved = f"the checkpoint at step {step} is the newest" if step else "before the first checkpoint"
+        return f"interrupted; {saved}. Go on with: {program_name()} train --run {shlex.quote(str(run))} --resume"
     return "interrupted before training began; the same command starts again"

@@ -22,5 +22,5 @@ def watch(
     outcome = follow(Folder(run), console_view(Console(stderr=True)), interval_seconds=interval, once=once)
     if outcome is not None:
         print(f"{run}: {outcome}")
-    elif not once:
+    if outcome == "dead":
         raise typer.Exit(1)

@@ -179,6 +179,7 @@ class TrainingConfig(Section):
     )
     step_factor: Annotated[float, Field(gt=0, le=1)] = Field(0.5, description="step: what a fall leaves of the rate")
     warmup_fraction: Fraction = Field(0.05, description="part of all steps in which the rate rises")
+    warmup_steps: PositiveInt | None = Field(None, description="steps in which the rate rises; none = warmup_fraction")
     final_learning_rate_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
         0.05, description="what is left of the rate at the end"
     )
@@ -192,10 +193,19 @@ class TrainingConfig(Section):
     gradient_clip: Annotated[float, Field(gt=0)] | None = Field(
         1.0, description="largest gradient norm; none = no limit"
     )
-    early_stopping_patience: PositiveInt | None = Field(
-        None, description="epochs without a better validation loss before stopping"
+    evaluate_every: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="steps between evaluations; 0 = at epochs' ends only; none = about 20 in a run"
     )
-    checkpoint_every_steps: PositiveInt = Field(500, description="steps between checkpoints")
+    evaluation_tokens: PositiveInt | None = Field(
+        None, description="validation tokens of an evaluation within an epoch; none = so many that all take 1 % of time"
+    )
+    early_stopping_patience: PositiveInt | None = Field(
+        None, description="evaluations without a better loss before stopping; the best weights become the model"
+    )
+    checkpoint_every_steps: PositiveInt = Field(500, description="most steps between checkpoints")
+    checkpoint_every_minutes: Annotated[float, Field(gt=0)] = Field(
+        5.0, description="most minutes between checkpoints; several replicas save after the sync that is under way"
+    )
     keep_checkpoints: PositiveInt = Field(2, description="newest checkpoints kept")
     seed: Seed = Field(1337, description="decides initial weights, order and dropout")
     threads: PositiveInt | None = Field(None, description="CPU threads of a replica; none = those its slot has")
@@ -348,6 +358,11 @@ class Config(Section):
     def objective(self) -> ObjectiveKind:
         """What the network is trained to predict."""
         return self.training.objective or ("next_token" if self.model.kind.predicts_every_position else "last_token")
+
+    @property
+    def predicts_every_position(self) -> bool:
+        """Whether every token of a window is a target, and not only the one after it."""
+        return self.model.kind.predicts_every_position and self.objective != "last_token"
 
     @property
     def embeddings_are_frozen(self) -> bool:

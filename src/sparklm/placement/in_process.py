@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
@@ -11,9 +11,11 @@ from sparklm.placement.protocol import EpochWork, SessionFacts
 from sparklm.progress.watcher import Watcher
 from sparklm.text.corpus import Corpus, corpus_name
 from sparklm.text.encode import ShardRequest, find_duplicates_here
+from sparklm.training.evaluations import EvaluationListener, OnEvaluation
 from sparklm.training.metrics import ClusterFigures
 from sparklm.training.phases import StepProgress
 from sparklm.training.run import Run
+from sparklm.training.stopping import StopRequest
 from sparklm.training.sync.in_memory import LocalGroup, train_in_memory
 from sparklm.training.sync.rounds import Round
 from sparklm.training.tasks import EpochEnd, evaluate_orders, evaluate_task, join_answers
@@ -57,14 +59,27 @@ class InProcess:
     def prepare_training(self, run: Run, vocab_size: int) -> None:
         """Replicas take turns here; there is nothing to decide."""
 
-    def train(self, run: Run, rounds: Sequence[Round], protect: int | None) -> EpochWork:
+    def train(
+        self,
+        run: Run,
+        rounds: Sequence[Round],
+        *,
+        protect: Collection[int],
+        stop: StopRequest,
+        on_evaluation: OnEvaluation,
+    ) -> EpochWork:
         """Train here, the replicas one after another."""
         replicas = run.config.distributed.replicas
+        listener = EvaluationListener(replicas, on_evaluation)
 
         def on_step(progress: StepProgress) -> None:
-            self.watcher.step_done(progress.of_all(replicas, in_turn=True))
+            listener.report(progress.replica, progress.evaluations)
+            if progress.replica == 0:
+                self.watcher.step_done(progress.of_all(replicas, in_turn=True))
+            stop.check()
 
-        train_in_memory(run, rounds, LocalGroup(replicas), protect=protect, on_step=on_step)
+        group = LocalGroup(replicas)
+        train_in_memory(run, rounds, group, protect=protect, on_step=on_step, is_to_stop=lambda: stop.is_asked)
         return EpochWork()
 
     def evaluate(self, run: Run, epoch: int, step: int) -> EpochEnd:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from sparklm.progress.watcher import Watcher
     from sparklm.text.corpus import Corpus
     from sparklm.text.encode import ShardRequest
+    from sparklm.training.evaluations import OnEvaluation
     from sparklm.training.metrics import ClusterFigures
     from sparklm.training.run import Run
+    from sparklm.training.stopping import StopRequest
     from sparklm.training.sync.rounds import Round
     from sparklm.training.tasks import EpochEnd
 
@@ -33,10 +35,15 @@ class SessionFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochWork:
-    """What it took to do the rounds of an epoch, as far as only the driver knows."""
+    """What it took to do rounds of an epoch, as far as only the driver knows."""
 
     retries: int = 0  # how often lost work was begun again
     reduce_seconds: float = 0.0  # of each replica, while jobs of their own took the means
+
+    def __add__(self, other: EpochWork) -> EpochWork:
+        return EpochWork(
+            retries=self.retries + other.retries, reduce_seconds=self.reduce_seconds + other.reduce_seconds
+        )
 
 
 class Placement(Protocol):
@@ -71,8 +78,19 @@ class Placement(Protocol):
     def prepare_training(self, run: Run, vocab_size: int) -> None:
         """Decide how replicas will sync, and report it; refuse what cannot work here."""
 
-    def train(self, run: Run, rounds: Sequence[Round], protect: int | None) -> EpochWork:
-        """Do the rounds of an epoch, up to the checkpoint after the last; the protected step's is not pruned."""
+    def train(
+        self,
+        run: Run,
+        rounds: Sequence[Round],
+        *,
+        protect: Collection[int],
+        stop: StopRequest,
+        on_evaluation: OnEvaluation,
+    ) -> EpochWork:
+        """Do rounds of an epoch, up to the checkpoint after the last, or to one before if asked to stop.
+
+        The checkpoints of protected steps are not pruned. Evaluations are reported as soon as they are known here.
+        """
 
     def evaluate(self, run: Run, epoch: int, step: int) -> EpochEnd:
         """Evaluate the checkpoint at a step, and generate a sample from it."""

@@ -9,7 +9,13 @@ from collections.abc import Callable
 from sparklm.progress.status import Message, Status, View
 
 _PROGRESS_SECONDS = 10.0
-_EVENTS = {"stage": "stage begins", "note": "note", "warning": "warning", "epoch": "epoch done"}
+_EVENTS = {
+    "stage": "stage begins",
+    "note": "note",
+    "warning": "warning",
+    "evaluation": "evaluation done",
+    "epoch": "epoch done",
+}
 _logger = logging.getLogger("sparklm.job")
 
 

@@ -18,7 +18,7 @@ from sparklm.training.run import CONFIG
 STATUS = "status.json"
 _LOCAL_SECONDS, _REMOTE_SECONDS = 1.0, 5.0  # from one writing of the file to the next
 Outcome = Literal["finished", "failed", "interrupted"]
-Kind = Literal["stage", "note", "warning", "epoch"]
+Kind = Literal["stage", "note", "warning", "evaluation", "epoch"]
 
 
 class Message(BaseModel):
@@ -41,6 +41,7 @@ class Training(BaseModel):
     rounds: int = 0  # of this epoch, or, in a resumed one, those that were left of it
     step: int
     total_steps: int
+    is_validating: bool = False  # all of the validation text, between two epochs
     loss: float | None = None
     validation_loss: float | None = None
     tokens_per_second: float | None = None

@@ -95,7 +95,9 @@ def describe(status: Status) -> str:
 
 def _print_message(console: Console, message: Message) -> None:
     indent = "" if message.kind == "stage" else "  "
-    _print(console, indent + message.text, {"stage": "bold", "warning": "yellow"}.get(message.kind))
+    _print(
+        console, indent + message.text, {"stage": "bold", "warning": "yellow", "evaluation": "dim"}.get(message.kind)
+    )
 
 
 def _print(console: Console, line: str, style: str | None = None) -> None:
@@ -108,6 +110,8 @@ def _place(training: Training) -> str:
 
 
 def _steps(training: Training) -> str:
+    if training.is_validating:
+        return "validating"
     left = "" if training.seconds_left is None else f", {timedelta(seconds=round(training.seconds_left))} left"
     return f"step {training.step}/{training.total_steps}{left}"
 

@@ -14,12 +14,13 @@ from sparklm.progress.watcher import Watcher
 from sparklm.text.windows import WindowPlan
 from sparklm.training.metrics import EpochRecord
 from sparklm.training.phases import StepProgress, working_seconds
-from sparklm.training.records import Sample, StepRecord
+from sparklm.training.records import EvaluationRecord, Sample, StepRecord
 from sparklm.training.sync.rounds import Round
-from sparklm.wording import count
+from sparklm.wording import count, duration
 
 _MOST_MESSAGES = 200
 _STEP_SECONDS = 0.1  # from one look at steps to the next
+_STEPS_OF_ESTIMATE, _SECONDS_OF_ESTIMATE = 3, 3.0  # after which the time left is told once
 _RATE_SECONDS = 15.0  # over which tokens/s are measured
 
 
@@ -31,6 +32,7 @@ class Tracker(Watcher):
         self.status = Status(host=socket.gethostname(), process_id=os.getpid(), updated=time.time())
         self._round_stops: Sequence[int] = ()
         self._began, self._first_step, self._epoch_began, self._next_step = 0.0, 0, 0.0, 0.0
+        self._has_estimated = False
         self._worked: deque[tuple[float, int]] = deque()  # seconds of work and tokens of this epoch, for the rate
 
     def __enter__(self) -> Tracker:
@@ -77,8 +79,8 @@ class Tracker(Watcher):
 
     def training_starts(self, step: int, plan: WindowPlan) -> None:
         """Show how much there is to do."""
-        self._began, self._first_step = self._clock(), step
-        self._update(training=Training(epochs=plan.epochs, step=step, total_steps=plan.total_steps), tasks=None)
+        self._began, self._first_step, self._has_estimated = self._clock(), step, False
+        self._update(training=Training(epochs=plan.num_epochs, step=step, total_steps=plan.total_steps), tasks=None)
         if step >= plan.total_steps:
             self.note("this run is complete: there is nothing left to train")
         elif step:
@@ -89,7 +91,7 @@ class Tracker(Watcher):
         self._round_stops, self._epoch_began = [round_.stop for round_ in rounds], self._clock() - seconds_before
         self._worked.clear()
         self._update(is_training=True)
-        self._update_training(epoch=epoch + 1, round=1, rounds=len(rounds))
+        self._update_training(epoch=epoch + 1, round=1, rounds=len(rounds), is_validating=False)
 
     def step_done(self, progress: StepProgress) -> None:
         """Show rates, shares and the time left, unless steps come too fast to be seen."""
@@ -110,6 +112,23 @@ class Tracker(Watcher):
             overhead_share=_share(in_epoch - sum(phases.values()), in_epoch),
             seconds_left=(now - self._began) / done * left if done > 0 else None,
         )
+        if not self._has_estimated and done >= _STEPS_OF_ESTIMATE and now - self._began >= _SECONDS_OF_ESTIMATE:
+            self._has_estimated = True
+            self.note(f"about {duration((now - self._began) / done * left)} to go, by the first {count(done, 'step')}")
+
+    def validation_starts(self) -> None:
+        """Show it in the place of the steps."""
+        self._update_training(is_validating=True)
+
+    def evaluation_done(self, record: EvaluationRecord, sample: Sample | None) -> None:
+        """Show its figures; those of an epoch's end come with the epoch."""
+        training = self.status.training
+        if training is None or training.is_validating:
+            return
+        self._update_training(validation_loss=record.loss)
+        perplexity = "" if record.perplexity is None else f", perplexity {record.perplexity:.1f}"
+        figures = {"step": record.step, "validation_loss": record.loss}
+        self._report("evaluation", f"step {record.step}: validation loss {record.loss:.3f}{perplexity}", figures)
 
     def epoch_done(self, record: EpochRecord, steps: Sequence[StepRecord], sample: Sample | None) -> None:
         """Show its figures."""
@@ -118,6 +137,7 @@ class Tracker(Watcher):
             self._update_training(
                 step=max([training.step, *(line.step for line in steps)]),
                 validation_loss=record.ValidationLoss,
+                is_validating=False,
                 failed_tasks=training.failed_tasks + (record.failedTaskCount or 0),
             )
         figures = {

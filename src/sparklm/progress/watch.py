@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from typing import Literal
 
 import psutil
 
@@ -16,8 +17,8 @@ from sparklm.training.run import CONFIG
 _SILENT_SECONDS = 60.0
 
 
-def watch(run: Folder, view: View, *, interval_seconds: float, once: bool = False) -> Outcome | None:
-    """Show a run until it is over. Returns how it ended; None when it was shown once, or its process is gone."""
+def watch(run: Folder, view: View, *, interval_seconds: float, once: bool = False) -> Outcome | Literal["dead"] | None:
+    """Show a run until it is over. Returns how it ended; None when it was shown once and is still under way."""
     shown, warned_at = 0, 0.0
     try:
         status = _first_status(run)
@@ -29,10 +30,12 @@ def watch(run: Folder, view: View, *, interval_seconds: float, once: bool = Fals
             view.show(status)
             if once:
                 view.show_message(Message(kind="note", text=describe(status) or status.stage, time=time.time()))
-            if status.outcome is not None or once:
+            if status.outcome is not None:
                 return status.outcome
             if _is_gone(status):
                 _warn(view, f"its process {status.process_id} is gone; 'train --resume' goes on with the run")
+                return "dead"
+            if once:
                 return None
             silent = time.time() - status.updated
             if silent > _SILENT_SECONDS and warned_at != status.updated:

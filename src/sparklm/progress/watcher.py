@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from sparklm.text.windows import WindowPlan
     from sparklm.training.metrics import EpochRecord
     from sparklm.training.phases import StepProgress
-    from sparklm.training.records import Sample, StepRecord
+    from sparklm.training.records import EvaluationRecord, Sample, StepRecord
     from sparklm.training.sync.rounds import Round
 
 
@@ -39,6 +39,12 @@ class Watcher:
 
     def step_done(self, progress: StepProgress) -> None:
         """The first replica has done a step (called as often as the placement knows of it)."""
+
+    def validation_starts(self) -> None:
+        """The whole validation text is about to be scored."""
+
+    def evaluation_done(self, record: EvaluationRecord, sample: Sample | None) -> None:
+        """The model was evaluated on a part of the validation text."""
 
     def epoch_done(self, record: EpochRecord, steps: Sequence[StepRecord], sample: Sample | None) -> None:
         """An epoch is done and recorded: its figures, its logged steps, the text that the model generates now."""

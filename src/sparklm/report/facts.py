@@ -91,6 +91,11 @@ class RunFacts:
         return None if self.plan is None else self.plan.total_steps
 
     @property
+    def planned_epochs(self) -> int:
+        """Epochs that the run will really do."""
+        return self.record.config.training.epochs if self.plan is None else self.plan.num_epochs
+
+    @property
     def epoch_steps(self) -> list[int] | None:
         """At which step each recorded epoch ended: by the plan, or else by the steps that were logged."""
         if self.plan is not None:

@@ -45,7 +45,7 @@ def head_facts(facts: RunFacts) -> list[tuple[str, str]]:
             f"{network.architecture}, {network.num_layers} × {network.width}, window {config.data.window_size}",
         ),
         ("replicas", "1" if replicas == 1 else f"{replicas}, {config.distributed.strategy}"),
-        ("epochs", f"{len(facts.epochs)} of {config.training.epochs}"),
+        ("epochs", f"{len(facts.epochs)} of {facts.planned_epochs}"),
         ("validation text", _validation_text(facts)),
         ("baseline", _baseline(facts)),
     ]

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from sparklm.logs import log_context
 from sparklm.training.run import Run
-from sparklm.training.sync.rounds import Round
+from sparklm.training.sync.rounds import Round, rounds_after
 
 
 class RankOrder(BaseModel):
@@ -17,7 +17,7 @@ class RankOrder(BaseModel):
 
     run: Run
     rounds: Sequence[Round]
-    protect: int | None
+    protect: Sequence[int]
 
 
 def rank_task(text: str) -> str:
@@ -44,7 +44,14 @@ def rank_task(text: str) -> str:
         )
         endpoints = [Endpoint.model_validate_json(text) for text in context.allGather(endpoint.model_dump_json())]
         # Spark may have begun this stage anew by itself: all go on from the checkpoint that the first one sees.
-        rounds = [round_ for round_ in order.rounds if round_.start >= endpoints[0].step]
+        rounds = rounds_after(endpoints[0].step, order.rounds)
         with process_group(rank, endpoints, listener, config.distributed.timeout_seconds) as group:
-            train_in_memory(run, rounds, group, protect=order.protect, on_step=heartbeat.step)
+            train_in_memory(
+                run,
+                rounds,
+                group,
+                protect=order.protect,
+                on_step=heartbeat.step,
+                is_to_stop=lambda: heartbeat.is_to_stop,
+            )
     return ""

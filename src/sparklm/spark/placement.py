@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from sparklm.config import CleaningConfig, DataConfig, SparkConfig
@@ -18,18 +19,19 @@ from sparklm.spark.duplicates import find_duplicates_in_files
 from sparklm.spark.memory import check_executor_memory
 from sparklm.spark.metrics import job_group_figures, read_session_facts
 from sparklm.spark.session import start_session
-from sparklm.spark.supervision import Supervisor, TaskCounter
+from sparklm.spark.supervision import Follower, Supervisor, TaskCounter
 from sparklm.spark.tables import TableCorpus
 from sparklm.spark.tasks import Watch, name_jobs, run_tasks
 from sparklm.text.corpus import Corpus
 from sparklm.text.encode import ShardRequest
 from sparklm.training.checkpoint.commit import latest_step
+from sparklm.training.evaluations import EvaluationListener, OnEvaluation
 from sparklm.training.memory import process_bytes_task
 from sparklm.training.metrics import ClusterFigures
-from sparklm.training.replica import StepCallback
 from sparklm.training.run import Run
+from sparklm.training.stopping import StopRequest
 from sparklm.training.sync.choose import Exchange, choose_exchange
-from sparklm.training.sync.rounds import Round
+from sparklm.training.sync.rounds import Round, rounds_after
 from sparklm.training.sync.storage import train_by_storage
 from sparklm.training.tasks import EpochEnd, evaluate_orders, evaluate_task, join_answers
 
@@ -88,29 +90,38 @@ class OnSpark:
         if replicas > 1:
             self.watcher.note(f"replicas sync by {self._exchange.kind}: {self._exchange.reason}")
 
-    def train(self, run: Run, rounds: Sequence[Round], protect: int | None) -> EpochWork:
+    def train(
+        self,
+        run: Run,
+        rounds: Sequence[Round],
+        *,
+        protect: Collection[int],
+        stop: StopRequest,
+        on_evaluation: OnEvaluation,
+    ) -> EpochWork:
         """Train in tasks, again and again from the last checkpoint if need be."""
         self._context.setJobGroup(epoch_group(run, rounds[0].epoch), "sparklm", interruptOnCancel=True)
+        listener = EvaluationListener(run.config.distributed.replicas, on_evaluation)
 
-        def attempt(watch: Watch) -> float:
-            done = latest_step(run.folder)
-            left = [round_ for round_ in rounds if round_.start >= done]
-            exchanges = {"storage": self._train_by_storage, "collective": self._train_collectively}
-            return exchanges[self._exchange.kind](run, left, protect, watch) if left else 0.0
+        def attempt(watch: Watch) -> EpochWork:
+            left = rounds_after(latest_step(run.folder), rounds)
+            if not left or stop.is_asked:
+                return EpochWork()
+            if self._exchange.kind == "collective":
+                self._train_collectively(run, left, protect, watch)
+                return EpochWork()
+            tasks = self._run_watched(watch)
+            return train_by_storage(run, left, tasks, protect=protect, is_to_stop=lambda: stop.is_asked)
 
-        reduce_seconds, retries = self._with_retries(run, attempt, self.watcher.step_done)
-        return EpochWork(retries=retries, reduce_seconds=reduce_seconds)
+        work, retries = self._with_retries(run, attempt, Follower(self.watcher, stop, listener))
+        return replace(work, retries=retries)
 
-    def _train_by_storage(self, run: Run, rounds: Sequence[Round], protect: int | None, watch: Watch) -> float:
-        return train_by_storage(run, rounds, self._run_watched(watch), protect=protect)
-
-    def _train_collectively(self, run: Run, rounds: Sequence[Round], protect: int | None, watch: Watch) -> float:
-        order = RankOrder(run=run, rounds=rounds, protect=protect).model_dump_json()
+    def _train_collectively(self, run: Run, rounds: Sequence[Round], protect: Collection[int], watch: Watch) -> None:
+        order = RankOrder(run=run, rounds=rounds, protect=list(protect)).model_dump_json()
         title = f"sparklm: epoch {rounds[0].epoch + 1}, steps {rounds[0].start} to {rounds[-1].stop}"
         self._context.setJobDescription(title)
         orders = [order] * run.config.distributed.replicas
         run_tasks(self.session, orders, rank_task, watch=watch, at_once=True)
-        return 0.0
 
     def evaluate(self, run: Run, epoch: int, step: int) -> EpochEnd:
         """Evaluate in tasks."""
@@ -137,17 +148,19 @@ class OnSpark:
         self.session.stop()
 
     def _with_retries(
-        self, run: Run, attempt: Callable[[Watch], Result], on_step: StepCallback | None = None
+        self, run: Run, attempt: Callable[[Watch], Result], follower: Follower | None = None
     ) -> tuple[Result, int]:
         """The result of an attempt, tried as often as the settings allow, and how often it had to begin again."""
         distributed, retries = run.config.distributed, 0
         while True:
-            supervisor = Supervisor(run.folder, distributed.replicas, distributed.timeout_seconds, on_step)
+            supervisor = Supervisor(run.folder, distributed.replicas, distributed.timeout_seconds, follower)
             try:
                 return attempt(supervisor), retries
             except TrainingDivergedError:
                 raise
             except JobError as error:
+                if follower is not None and follower.stop.is_asked:  # what is saved is the newest checkpoint
+                    raise KeyboardInterrupt from error
                 reason = supervisor.explain(error)
                 if type(reason) is not JobError:  # trying again would not change it
                     raise reason from error

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from sparklm.errors import JobError, TrainingDivergedError, UserError
 from sparklm.progress.watcher import Watcher
 from sparklm.storage import Folder
-from sparklm.training.heartbeat import Beat, clear_beats, read_beat
-from sparklm.training.replica import StepCallback
+from sparklm.training.evaluations import EvaluationListener
+from sparklm.training.heartbeat import Beat, ask_to_stop, clear_beats, read_beat
+from sparklm.training.stopping import StopRequest
 
 _LOOK_SECONDS = 0.5
 _LOOKS_IN_TIMEOUT = 10
+
+
+@dataclass(frozen=True)
+class Follower:
+    """Whoever follows a training that runs elsewhere: what it does is passed on, what is asked of it is passed in."""
+
+    watcher: Watcher
+    stop: StopRequest
+    evaluations: EvaluationListener
 
 
 class Supervisor:
@@ -24,25 +35,22 @@ class Supervisor:
         run: Folder,
         replicas: int,
         timeout_seconds: float,
-        on_step: StepCallback | None = None,
+        follower: Follower | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._run, self._replicas, self._timeout, self._on_step = run, replicas, timeout_seconds, on_step
+        self._run, self._replicas, self._timeout, self._follower = run, replicas, timeout_seconds, follower
         self._clock = clock
         self._seen: list[Beat | None] = []
         self._changed_at = self._next_look = self._next_count = clock()
-        self._shown = -1
+        self._shown, self._was_asked = -1, False
         clear_beats(run)
 
     def __call__(self) -> None:
         """Pass on the progress of the first replica; refuse to wait on when nothing has moved for too long."""
         now = self._clock()
-        if now >= self._next_look and self._on_step is not None:
+        if now >= self._next_look and self._follower is not None:
             self._next_look = now + _LOOK_SECONDS
-            first = read_beat(self._run, 0)
-            if first is not None and first.progress is not None and first.step > self._shown:
-                self._shown = first.step
-                self._on_step(first.progress.of_all(self._replicas, in_turn=False))
+            self._follow(self._follower)
         if now >= self._next_count:
             self._next_count = now + self._timeout / _LOOKS_IN_TIMEOUT
             beats = [read_beat(self._run, replica) for replica in range(self._replicas)]
@@ -50,6 +58,23 @@ class Supervisor:
                 self._seen, self._changed_at = beats, now
         if now - self._changed_at > self._timeout:
             raise JobError(self._silence())
+
+    def _follow(self, follower: Follower) -> None:
+        """Pass on what the first replica has done, and a wish to stop to all of them."""
+        if follower.stop.is_asked and not self._was_asked:
+            self._was_asked = True
+            ask_to_stop(self._run)
+        follower.stop.check()
+        first = read_beat(self._run, 0)
+        if first is None or first.progress is None or first.step <= self._shown:
+            return
+        self._shown = first.step
+        follower.watcher.step_done(first.progress.of_all(self._replicas, in_turn=False))
+        if follower.evaluations.is_news(first.progress.evaluations):
+            beats = [first, *(read_beat(self._run, replica) for replica in range(1, self._replicas))]
+            for beat in beats:
+                if beat is not None and beat.progress is not None:
+                    follower.evaluations.report(beat.replica, beat.progress.evaluations)
 
     def explain(self, error: JobError) -> Exception:
         """The error with what the replicas reported of it, where they had time to."""

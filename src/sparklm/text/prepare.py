@@ -67,14 +67,23 @@ class _Encoded:
     counts: Counts
 
 
-def prepare(data: DataConfig, cleaning: CleaningConfig, folder: Folder, placement: Placement) -> Manifest:
-    """Make the dataset in `folder`, or return the one that is there if it came from the same request."""
+def prepare(
+    data: DataConfig, cleaning: CleaningConfig, folder: Folder, placement: Placement, *, replace: bool = False
+) -> Manifest:
+    """Make the dataset in `folder`, or return the one that is there if it came from the same request.
+
+    Another one is refused, or, where nothing was made of it yet, replaced.
+    """
     texts = _open_texts(data, cleaning, placement)
     request = _request(data, cleaning, texts)
     if folder.exists(MANIFEST):
         manifest = read_manifest(folder)
         if manifest.request == request:
             return manifest
+        if replace:
+            folder.remove(MANIFEST)
+            folder.remove()
+            return _make_dataset(data, cleaning, texts, request, folder)
         listing = "\n".join(f"  {change}" for change in request.changes_since(manifest.request))
         raise UserError(
             f"{folder} holds a dataset of other text or settings:\n{listing}\nChoose another place, or delete it"

@@ -113,10 +113,19 @@ class WindowPlan:
         """Steps in the whole run."""
         return self.epoch_end(self.epochs - 1)
 
+    @property
+    def num_epochs(self) -> int:
+        """Epochs that will really be run, the last one perhaps in part."""
+        return self.epoch_of(self.total_steps - 1) + 1
+
     def epoch_end(self, epoch: int) -> int:
         """The first step that no longer belongs to this epoch (a step belongs to the epoch it starts in)."""
         end = -(-(epoch + 1) * self.num_windows // self.global_batch_size)
         return end if self.max_steps is None else min(end, self.max_steps)
+
+    def epoch_start(self, epoch: int) -> int:
+        """The first step of an epoch."""
+        return self.epoch_end(epoch - 1) if epoch else 0
 
     def epoch_of(self, step: int) -> int:
         """The epoch in which a step starts."""

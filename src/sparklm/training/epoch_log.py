@@ -13,11 +13,13 @@ from pydantic import BaseModel, ConfigDict
 
 from sparklm.models.objectives import Tally
 from sparklm.text.windows import WindowPlan
+from sparklm.training.evaluations import PartEvaluation
 from sparklm.training.phases import Phase, PhaseClock, StepProgress, add_phases, working_seconds
 from sparklm.training.records import StepRecord
 
 NUM_LOGGING_REPLICAS = 4  # the first few log steps for all, so that what the driver collects stays small
 _MOST_LOGGED_STEPS = 1000  # of an epoch
+_MOST_PASSED_ON = 50  # evaluations that go with every sign of progress
 _NO_GRADIENT_YET = 1e308  # larger than any; JSON has no infinity
 
 
@@ -132,6 +134,7 @@ class EpochSnapshot(BaseModel):
     model_config = ConfigDict(frozen=True)
     totals: EpochTotals
     steps: Sequence[StepRecord]
+    evaluations: Sequence[PartEvaluation] = ()
 
 
 class EpochLog:
@@ -146,17 +149,19 @@ class EpochLog:
     def begin_epoch(self) -> None:
         """Forget the epoch before."""
         self.totals, self._steps = EpochTotals(), list[StepRecord]()
+        self.evaluations = list[PartEvaluation]()
         self._last_line = 0.0, 0  # seconds of work and tokens of this epoch when a step was last logged
 
     def restore(self, snapshot: EpochSnapshot) -> None:
         """Go on with a log from a checkpoint."""
         self.begin_epoch()
         self.totals, self._steps = snapshot.totals, list(snapshot.steps)
+        self.evaluations = list(snapshot.evaluations)
 
     def snapshot(self) -> EpochSnapshot:
         """The log so far, with the times that were measured since the last snapshot."""
         self.totals.add_phases(self.clock.take())
-        return EpochSnapshot(totals=self.totals, steps=self._steps)
+        return EpochSnapshot(totals=self.totals, steps=self._steps, evaluations=self.evaluations)
 
     def add_step(self, step: int, replica: int) -> None:
         """Keep a line of the step just done for steps.jsonl, if it is its turn.
@@ -183,9 +188,16 @@ class EpochLog:
             )
         )
 
-    def progress(self, step: int) -> StepProgress:
+    def progress(self, step: int, replica: int) -> StepProgress:
         """How far the replica is after a step."""
-        return StepProgress(step=step, loss=self.totals.last_loss, tokens=self.totals.tokens, phases=self._phases())
+        return StepProgress(
+            replica=replica,
+            step=step,
+            loss=self.totals.last_loss,
+            tokens=self.totals.tokens,
+            phases=self._phases(),
+            evaluations=tuple(self.evaluations[-_MOST_PASSED_ON:]),
+        )
 
     def _phases(self) -> dict[Phase, float]:
         return add_phases([self.totals.phases, self.clock.read()])

@@ -6,20 +6,23 @@ Everything that is known after a round is in its checkpoint, so `fit` can be kil
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from sparklm.placement.protocol import Placement
+from sparklm.placement.protocol import EpochWork, Placement
 from sparklm.text.shards import Dataset
 from sparklm.text.windows import WindowPlan
 from sparklm.training.checkpoint.cache import load_log
 from sparklm.training.checkpoint.commit import latest_step, prune_checkpoints, read_commit
-from sparklm.training.epoch_log import EpochTotals
+from sparklm.training.epoch_log import EpochSnapshot, EpochTotals
+from sparklm.training.evaluations import join_evaluations
 from sparklm.training.metrics import ClusterFigures, CpuMeter, EpochRecord
-from sparklm.training.recorder import EpochListener, RunRecorder
+from sparklm.training.recorder import RunListener, RunRecorder
+from sparklm.training.records import EvaluationRecord
 from sparklm.training.run import Run
-from sparklm.training.sync.rounds import plan_rounds
+from sparklm.training.stopping import StopRequest
+from sparklm.training.sync.rounds import Round, branch_point, plan_rounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,77 +31,172 @@ class FitResult:
 
     records: Sequence[EpochRecord]
     model_step: int
-    model_record: EpochRecord  # of the epoch that the model's weights come from
+    model_record: EpochRecord  # of the epoch that the model's weights come from, its validation figures theirs
     did_steps: bool
     stopped_early: bool
 
 
 def fit(
-    run: Run, dataset: Dataset, plan: WindowPlan, placement: Placement, listeners: Sequence[EpochListener] = ()
+    run: Run,
+    dataset: Dataset,
+    plan: WindowPlan,
+    placement: Placement,
+    listeners: Sequence[RunListener] = (),
+    stop: StopRequest | None = None,
 ) -> FitResult:
     """Train to the end of the plan, from wherever the run stands."""
-    patience, watcher = run.config.training.early_stopping_patience, placement.watcher
     first_step = latest_step(run.folder)
-    recorder = RunRecorder(run.folder, dataset, plan.epochs_done(first_step), watcher, listeners)
-    records = recorder.records
-    watcher.training_starts(first_step, plan)
-    seconds_before = _recover(run, plan, placement, first_step, recorder)
-    epoch_began = time.monotonic() - seconds_before
-    cpu = CpuMeter(placement.driver_process_id)
-    stopped_early = should_stop(records, patience)
-    for epoch, rounds in groupby(plan_rounds(plan, run.config, first_step), key=lambda round_: round_.epoch):
-        if stopped_early:
-            break
-        ahead = list(rounds)
-        watcher.epoch_starts(epoch, ahead, time.monotonic() - epoch_began)
-        work = placement.train(run, ahead, protect=_best_step(plan, records))
-        end = placement.evaluate(run, epoch, ahead[-1].stop)
+    recorder = RunRecorder(run.folder, dataset, first_step, placement.watcher, listeners)
+    placement.watcher.training_starts(first_step, plan)
+    training = _Training(run, plan, placement, recorder, stop or StopRequest())
+    stopped_early = training.go_on(first_step)
+    return training.result(first_step, stopped_early)
+
+
+class _Training:
+    """A training under way: what `fit` does, with all that it needs at hand."""
+
+    def __init__(
+        self, run: Run, plan: WindowPlan, placement: Placement, recorder: RunRecorder, stop: StopRequest
+    ) -> None:
+        self._run, self._plan, self._placement, self._recorder, self._stop = run, plan, placement, recorder, stop
+        self._cpu = CpuMeter(placement.driver_process_id)
+        self._epoch_began = time.monotonic()
+
+    def go_on(self, first_step: int) -> bool:
+        """Train from a step on; return whether it stopped before the plan was done."""
+        if first_step and self._recover(first_step):
+            return first_step < self._plan.total_steps
+        rounds = plan_rounds(self._plan, self._run.config, first_step, self._run.evaluation.every_steps)
+        for epoch, of_epoch in groupby(rounds, key=lambda round_: round_.epoch):
+            ahead = list(of_epoch)
+            self._placement.watcher.epoch_starts(epoch, ahead, time.monotonic() - self._epoch_began)
+            done = self._train(ahead)
+            self._end_epoch(epoch, done, done.step)
+            if self._is_over(done.step):
+                return done.step < self._plan.total_steps
+        return False
+
+    def _recover(self, step: int) -> bool:
+        """Bring the records up to the newest checkpoint; return whether training had stopped early there.
+
+        A crash may fall between a checkpoint and its line in metrics.csv: the line is then made from the checkpoint,
+        and what only the lost process knew stays empty.
+        """
+        epoch, recorder = self._plan.epoch_of(step - 1), self._recorder
+        logs = self._read_logs(step)
+        for scored in join_evaluations([log.evaluations for log in logs]):
+            recorder.evaluated(scored.record, scored.sample)
+        is_over = self._is_over(step)
+        if is_over or self._plan.epochs_done(step) > epoch:
+            recorder.keep_epochs(epoch + 1)
+            if len(recorder.records) <= epoch:
+                end = self._placement.evaluate(self._run, epoch, step)
+                recorder.add(epoch, end.totals.known_seconds, end, ClusterFigures(), None, None)
+        else:
+            recorder.keep_epochs(epoch)
+            totals = EpochTotals.of_all([log.totals for log in logs], in_turn=self._placement.takes_turns)
+            self._epoch_began -= totals.known_seconds
+        return is_over
+
+    def _train(self, rounds: Sequence[Round]) -> _Done:
+        """Do an epoch's rounds, or, where evaluations show that nothing improves, some of them."""
+        work, step = EpochWork(), 0
+        for part in self._parts(rounds):
+            with self._stop.awaited():
+                more = self._placement.train(
+                    self._run,
+                    part,
+                    protect=self._protected(part),
+                    stop=self._stop,
+                    on_evaluation=self._recorder.evaluated,
+                )
+            work, step = work + more, part[-1].stop
+            if not part[-1].ends_epoch:
+                for scored in join_evaluations([log.evaluations for log in self._read_logs(step)]):
+                    self._recorder.evaluated(scored.record, scored.sample)
+                if self._is_over(step):
+                    break
+        return _Done(work, step)
+
+    def _parts(self, rounds: Sequence[Round]) -> Iterator[Sequence[Round]]:
+        """All rounds at once, or, where evaluations may end the training, those up to each checkpoint after one."""
+        begun = 0
+        for number, round_ in enumerate(rounds[:-1], start=1):
+            if self._patience is not None and round_.saves and any(each.evaluations for each in rounds[begun:number]):
+                yield rounds[begun:number]
+                begun = number
+        yield rounds[begun:]
+
+    def _end_epoch(self, epoch: int, done: _Done, step: int) -> None:
+        self._placement.watcher.validation_starts()
+        end = self._placement.evaluate(self._run, epoch, step)
         now = time.monotonic()
-        end.totals.add_phases({"reduce": work.reduce_seconds})
-        figures = placement.epoch_figures(run, epoch)
-        recorder.add(epoch, now - epoch_began, end, figures, cpu.read(), work.retries + end.retries)
-        stopped_early, epoch_began = should_stop(records, patience), now
-    best_step = _best_step(plan, records)
-    prune_checkpoints(run.folder, run.config.training.keep_checkpoints, protect=best_step)
-    last_step = latest_step(run.folder)
-    model_step = best_step if patience is not None and best_step is not None else last_step
-    return FitResult(
-        records=records,
-        model_step=model_step,
-        model_record=records[plan.epoch_of(model_step - 1)],
-        did_steps=last_step > first_step,
-        stopped_early=stopped_early and last_step < plan.total_steps,
-    )
+        end.totals.add_phases({"reduce": done.work.reduce_seconds})
+        figures = self._placement.epoch_figures(self._run, epoch)
+        retries = done.work.retries + end.retries
+        self._recorder.add(epoch, now - self._epoch_began, end, figures, self._cpu.read(), retries)
+        self._epoch_began = now
+
+    def result(self, first_step: int, stopped_early: bool) -> FitResult:
+        """What came of it, and which weights become the model."""
+        run, records, last_step = self._run, self._recorder.records, latest_step(self._run.folder)
+        prune_checkpoints(run.folder, run.config.training.keep_checkpoints, self._protected())
+        model_step = self._best_step() or last_step
+        epoch = self._plan.epoch_of(model_step - 1)
+        model_record = records[epoch]
+        if model_step not in (last_step, self._plan.epoch_end(epoch)):  # then its validation is another's
+            self._placement.watcher.validation_starts()
+            end = self._placement.evaluate(run, epoch, model_step)
+            model_record = model_record.with_validation(end.validation, self._recorder.bytes_per_token)
+        return FitResult(
+            records=records,
+            model_step=model_step,
+            model_record=model_record,
+            did_steps=last_step > first_step,
+            stopped_early=stopped_early,
+        )
+
+    @property
+    def _patience(self) -> int | None:
+        return self._run.config.training.early_stopping_patience
+
+    def _is_over(self, step: int) -> bool:
+        """Whether nothing has improved for too long, as it was known when a step's checkpoint was made."""
+        is_epoch_end = self._plan.epochs_done(step) > self._plan.epoch_of(step - 1)
+        known = [each for each in self._recorder.evaluations if each.step < step + is_epoch_end]
+        return should_stop([each.loss for each in known], self._patience)
+
+    def _best_step(self) -> int | None:
+        """Where the best weights are, if it is they that become the model."""
+        return best_step(self._recorder.evaluations) if self._patience is not None else None
+
+    def _protected(self, ahead: Sequence[Round] = ()) -> set[int]:
+        """The checkpoints to keep: of the best weights, of those that may be, and where longer runs branch off."""
+        candidates = [step for round_ in ahead for step in round_.evaluations] if self._patience is not None else []
+        steps = (self._best_step(), branch_point(self._plan, self._run.config), *candidates)
+        return {step for step in steps if step is not None}
+
+    def _read_logs(self, step: int) -> list[EpochSnapshot]:
+        commit = read_commit(self._run.folder, step)
+        return [load_log(self._run.folder, commit, replica) for replica in range(len(commit.replicas))]
 
 
-def should_stop(records: Sequence[EpochRecord], patience: int | None) -> bool:
-    """Whether validation has not improved for `patience` epochs."""
-    losses = [record.ValidationLoss for record in records if record.ValidationLoss is not None]
+@dataclass(frozen=True)
+class _Done:
+    """What was done of an epoch."""
+
+    work: EpochWork
+    step: int
+
+
+def should_stop(losses: Sequence[float], patience: int | None) -> bool:
+    """Whether the loss has not improved for `patience` evaluations."""
     if patience is None or not losses:
         return False
     return len(losses) - 1 - losses.index(min(losses)) >= patience
 
 
-def _best_step(plan: WindowPlan, records: Sequence[EpochRecord]) -> int | None:
-    """The step after the epoch with the lowest validation loss."""
-    scored = [(record.ValidationLoss, record.Epoch) for record in records if record.ValidationLoss is not None]
-    return plan.epoch_end(min(scored)[1] - 1) if scored else None
-
-
-def _recover(run: Run, plan: WindowPlan, placement: Placement, step: int, recorder: RunRecorder) -> float:
-    """Bring the records up to the newest checkpoint; return the seconds already spent on the epoch under way.
-
-    A crash may fall between a checkpoint and its line in metrics.csv: the line is then made from the checkpoint, and
-    what only the lost process knew stays empty.
-    """
-    if step == 0:
-        return 0.0
-    epoch, completed = plan.epoch_of(step - 1), plan.epochs_done(step)
-    if completed > epoch:
-        if len(recorder.records) < completed:
-            end = placement.evaluate(run, epoch, step)
-            recorder.add(epoch, end.totals.known_seconds, end, ClusterFigures(), None, None)
-        return 0.0
-    commit = read_commit(run.folder, step)
-    logs = [load_log(run.folder, commit, replica) for replica in range(len(commit.replicas))]
-    return EpochTotals.of_all([log.totals for log in logs], in_turn=placement.takes_turns).known_seconds
+def best_step(evaluations: Sequence[EvaluationRecord]) -> int | None:
+    """The step of the evaluation with the lowest loss."""
+    return min(evaluations, key=lambda each: (each.loss, each.step)).step if evaluations else None

@@ -22,6 +22,7 @@ from sparklm.training.phases import StepProgress
 
 PROGRESS = "progress"
 _EVERY_SECONDS = 1.0
+_STOP = "stop"  # a file that asks all replicas to stop
 _LINES_OF_LOG = 12
 
 
@@ -48,6 +49,7 @@ class Heartbeat:
     """Writes a replica's file, at most once a second."""
 
     def __init__(self, run: Folder, replica: int, step: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run, self._clock, self._next_look, self._stops = run, clock, clock() + _EVERY_SECONDS, False
         self._file = LiveFile(run / PROGRESS, _file_name(replica), _EVERY_SECONDS, clock)
         self._beat = Beat(replica=replica, host=socket.gethostname(), process_id=os.getpid(), step=step)
         self.beat()
@@ -61,6 +63,15 @@ class Heartbeat:
         """Report that work is going on."""
         self._beat = self._beat.model_copy(update={"beats": self._beat.beats + 1})
         self._file.write(self._beat)
+
+    @property
+    def is_to_stop(self) -> bool:
+        """Whether the driver has asked for it; looked up as seldom as the file is written."""
+        if self._clock() >= self._next_look:
+            self._next_look = self._clock() + _EVERY_SECONDS
+            with contextlib.suppress(Exception):  # the next look may succeed
+                self._stops = self._run.exists(f"{PROGRESS}/{_STOP}")
+        return self._stops
 
     @contextlib.contextmanager
     def reporting_failures(self) -> Iterator[None]:
@@ -76,6 +87,11 @@ class Heartbeat:
             failed = self._beat.model_copy(update={"failure": text, "kind": kind, "progress": None})
             self._file.write(failed, now=True)
             raise
+
+
+def ask_to_stop(run: Folder) -> None:
+    """Ask the replicas of a run, wherever they are, to save and stop."""
+    (run / PROGRESS).write_text(_STOP, "")
 
 
 def clear_beats(run: Folder) -> None:

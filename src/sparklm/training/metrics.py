@@ -199,6 +199,19 @@ class EpochRecord(BaseModel):
         """Join what was measured, column by column."""
         return cls.model_validate({name: column.join(facts) for name, column in COLUMNS.items()})
 
+    def with_validation(self, validation: Evaluation | None, bytes_per_token: float | None) -> EpochRecord:
+        """The record with other figures of the validation text."""
+        if validation is None:
+            return self
+        figures = {
+            "ValidationLoss": validation.loss,
+            "ValidationAccuracy": validation.accuracy,
+            "Perplexity": validation.perplexity,
+            "ValidationTop1Accuracy": validation.nearest_accuracy,
+            "BitsPerByte": validation.bits_per_byte(bytes_per_token) if bytes_per_token else None,
+        }
+        return self.model_copy(update=figures)
+
     def figure(self, name: str) -> Figure:
         """The value of a column; None where it was not measured."""
         value: Figure = getattr(self, name, None)

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from sparklm.training.evaluations import PartEvaluation
+
 # In the words of those who averaged parameters on Spark before.
 Phase = Literal["get_model", "data", "fit", "exchange", "reduce", "broadcast", "save", "evaluate"]
 _WORKING_PHASES: tuple[Phase, ...] = ("data", "fit", "exchange", "reduce", "broadcast", "save")
@@ -67,10 +69,12 @@ def add_phases(parts: Iterable[Mapping[Phase, float]]) -> dict[Phase, float]:
 class StepProgress:
     """How far a replica is in an epoch."""
 
+    replica: int = 0
     step: int  # steps done
     loss: float
     tokens: int  # of this epoch so far
     phases: dict[Phase, float]  # of this epoch so far
+    evaluations: tuple[PartEvaluation, ...] = ()  # the newest of this epoch
 
     def of_all(self, replicas: int, *, in_turn: bool) -> StepProgress:
         """Take this for what all replicas do: at the same time, or in turn."""

@@ -10,14 +10,28 @@ from sparklm.progress.watcher import Watcher
 from sparklm.storage import Folder
 from sparklm.text.shards import Dataset
 from sparklm.training.metrics import ClusterFigures, EpochFacts, EpochRecord, read_metrics, write_metrics
-from sparklm.training.records import SAMPLES, STEPS, TASKS, Sample, StepRecord, TaskRecord, read_lines, write_lines
+from sparklm.training.records import (
+    EVALUATIONS,
+    SAMPLES,
+    STEPS,
+    TASKS,
+    EvaluationRecord,
+    Sample,
+    StepRecord,
+    TaskRecord,
+    read_lines,
+    write_lines,
+)
 from sparklm.training.tasks import EpochEnd
 
 _MOST_TOKENS_MEASURED = 2**20
 
 
-class EpochListener(Protocol):
-    """Someone who takes in every epoch that is recorded."""
+class RunListener(Protocol):
+    """Someone who takes in what is recorded."""
+
+    def evaluation(self, record: EvaluationRecord, sample: Sample | None) -> None:
+        """An evaluation is recorded."""
 
     def epoch(self, record: EpochRecord, steps: Sequence[StepRecord], sample: Sample | None) -> None:
         """An epoch is recorded."""
@@ -27,14 +41,38 @@ class RunRecorder:
     """Writes the records. Of their files metrics.csv is written last: it says which epochs count."""
 
     def __init__(
-        self, run: Folder, dataset: Dataset, epochs_done: int, watcher: Watcher, listeners: Sequence[EpochListener]
+        self, run: Folder, dataset: Dataset, step: int, watcher: Watcher, listeners: Sequence[RunListener]
     ) -> None:
+        """Go on with the records of the checkpoint at a step."""
         self._run, self._dataset, self._watcher, self._listeners = run, dataset, watcher, listeners
-        self.records = [entry for entry in read_metrics(run) if entry.Epoch <= epochs_done]
+        self.records = read_metrics(run) if step else []
+        self.evaluations = [entry for entry in read_lines(run, EVALUATIONS, EvaluationRecord) if entry.step <= step]
+        self._samples = [entry for entry in read_lines(run, SAMPLES, Sample) if entry.step <= step]
+        self._steps, self._tasks = read_lines(run, STEPS, StepRecord), read_lines(run, TASKS, TaskRecord)
+        self.keep_epochs(len(self.records))
+
+    def keep_epochs(self, number: int) -> None:
+        """Forget the epochs after the first ones, which are yet to be recorded."""
+        self.records = [entry for entry in self.records if entry.Epoch <= number]
         kept = len(self.records)
-        self._steps = [entry for entry in read_lines(run, STEPS, StepRecord) if entry.epoch <= kept]
-        self._samples = [entry for entry in read_lines(run, SAMPLES, Sample) if entry.epoch <= kept]
-        self._tasks = [entry for entry in read_lines(run, TASKS, TaskRecord) if entry.epoch <= kept]
+        self._steps = [entry for entry in self._steps if entry.epoch <= kept]
+        self._tasks = [entry for entry in self._tasks if entry.epoch <= kept]
+
+    def evaluated(self, record: EvaluationRecord, sample: Sample | None) -> None:
+        """Record an evaluation, and pass it on, unless that was done before."""
+        if any(entry.step == record.step for entry in self.evaluations):
+            return
+        self.evaluations.append(record)
+        write_lines(self._run, EVALUATIONS, self.evaluations)
+        self._keep_sample(sample)
+        self._watcher.evaluation_done(record, sample)
+        for listener in self._listeners:
+            listener.evaluation(record, sample)
+
+    def _keep_sample(self, sample: Sample | None) -> None:
+        if sample is not None and all(entry.step != sample.step for entry in self._samples):
+            self._samples.append(sample)
+            write_lines(self._run, SAMPLES, self._samples)
 
     def add(
         self,
@@ -52,7 +90,7 @@ class RunRecorder:
                 seconds=seconds,
                 totals=end.totals,
                 validation=end.validation,
-                bytes_per_token=self._bytes_per_token,
+                bytes_per_token=self.bytes_per_token,
                 cluster=cluster,
                 cpu_loads=cpu_loads,
                 python_rss_bytes=end.python_rss_bytes,
@@ -62,10 +100,11 @@ class RunRecorder:
         )
         self.records.append(record)
         self._steps += end.steps
-        self._samples += [end.sample] if end.sample is not None else []
         self._tasks += cluster.tasks
         write_lines(self._run, STEPS, self._steps)
-        write_lines(self._run, SAMPLES, self._samples)
+        for scored in end.evaluations:
+            self.evaluated(scored.record, scored.sample)
+        self._keep_sample(end.sample)
         if self._tasks:
             write_lines(self._run, TASKS, self._tasks)
         write_metrics(self._run, self.records)
@@ -74,7 +113,7 @@ class RunRecorder:
             listener.epoch(record, end.steps, end.sample)
 
     @cached_property
-    def _bytes_per_token(self) -> float | None:
+    def bytes_per_token(self) -> float | None:
         """How much text a validation token stands for."""
         validation = self._dataset.validation
         num_tokens = min(len(validation), _MOST_TOKENS_MEASURED)

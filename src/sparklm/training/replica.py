@@ -18,16 +18,20 @@ from torch import Tensor, nn
 
 from sparklm.errors import TrainingDivergedError
 from sparklm.evaluation import tally_windows
+from sparklm.inference.generate import Sampling, generate_text, prompt_of
 from sparklm.logs import TRACE
 from sparklm.models.build import build_model
+from sparklm.models.model_zip import TrainedModel
 from sparklm.models.objectives import Tally, batch_loss
-from sparklm.text.windows import Int64Array, derive_seed
+from sparklm.text.windows import Int64Array, Windows, derive_seed
 from sparklm.training.device import check_precision, choose_device
 from sparklm.training.ema import Ema
 from sparklm.training.epoch_log import EpochLog
+from sparklm.training.evaluations import PartEvaluation, choose_windows, other_windows, share_of
 from sparklm.training.optim import build_optimizer
 from sparklm.training.phases import StepProgress
 from sparklm.training.readahead import read_ahead
+from sparklm.training.records import Sample
 from sparklm.training.run import Run, make_plan, read_embeddings
 from sparklm.training.schedule import learning_rate
 from sparklm.training.sync.rounds import Round
@@ -35,6 +39,7 @@ from sparklm.training.sync.strategies import AFTER_DIVERGENCE, make_strategy
 from sparklm.training.tensors import tensors_below
 
 _logger = logging.getLogger(__name__)
+_LONGEST_SAMPLE = 24  # tokens: more would take a percent of an epoch of some seconds
 _INITIALISATION, _DROPOUT = 1, 2  # what a derived seed is for
 StepCallback = Callable[[StepProgress], None]  # called after every step
 
@@ -60,27 +65,39 @@ class Replica:
         self.pending: Round | None = None  # the round just done, whose sync is not finished
         self._train_windows = self.dataset.windows(self.dataset.train, config.data, config.data.window_stride)
 
-    def train(self, round_: Round, on_step: StepCallback | None = None) -> None:
-        """Do the steps of a round, as far as the strategy lets a replica do them alone."""
+    def train(
+        self, round_: Round, on_step: StepCallback | None = None, ends_early: Callable[[], bool] | None = None
+    ) -> Round:
+        """Do the steps of a round, as far as the strategy lets a replica do them alone; return the round done.
+
+        One replica ends it after any step, if `ends_early` says so. Several must end it together.
+        """
         assert round_.start == self.step, f"round starts at step {round_.start}, the replica is at {self.step}"
         if round_.starts_epoch:
             self.log.begin_epoch()
         length = {"epoch": round_.epoch + 1, "steps": round_.stop - round_.start}
         _logger.info("round begins", extra=self.figures(**length))
         begun, begun_cpu = time.perf_counter(), time.process_time()
-        self._do_steps(round_, on_step)
+        self._do_steps(round_, on_step, ends_early if not self.strategy.syncs else None)
+        if self.step < round_.stop:
+            round_, _ = round_.cut_at(self.step)
         seconds, totals = time.perf_counter() - begun, self.log.totals
         totals.seconds += seconds
         totals.cpu_seconds += time.process_time() - begun_cpu
         _logger.info("round ends", extra=self.figures(**length, seconds=seconds, loss=totals.last_loss))
         self.pending = round_ if self.strategy.syncs else None
         self.strategy.end_round()
+        return round_
 
-    def _do_steps(self, round_: Round, on_step: StepCallback | None) -> None:
+    def _do_steps(
+        self, round_: Round, on_step: StepCallback | None, ends_early: Callable[[], bool] | None = None
+    ) -> None:
         self.model.train()
         ahead = self.config.distributed.prefetch_batches
         with closing(read_ahead(self._read, round_.start, round_.stop, ahead)) as batches:
             while self.step < round_.stop:
+                if self.step in round_.evaluations:
+                    self._evaluate_part()
                 with self.log.clock("data"):
                     windows = next(batches)
                 with self.log.clock("fit"):
@@ -88,7 +105,9 @@ class Replica:
                 if _logger.isEnabledFor(TRACE):
                     _logger.log(TRACE, "step done", extra=self.figures(loss=self.log.totals.last_loss))
                 if on_step is not None:
-                    on_step(self.log.progress(self.step))
+                    on_step(self.log.progress(self.step, self.number))
+                if ends_early is not None and ends_early():
+                    break
 
     def _read(self, step: int) -> Int64Array:
         starts = self._train_windows.starts(self.plan.windows(step, self.number))
@@ -127,17 +146,59 @@ class Replica:
         self.log.totals.add_update(gradient_norm=norm, learning_rate=rate)
         self.log.add_step(self.step, self.number)
 
-    def evaluate(self, on_batch: Callable[[], None] | None = None) -> Tally:
-        """Score this replica's share of the validation text with the weights that would become the model."""
-        data, replicas = self.config.data, self.config.distributed.replicas
+    def evaluate(self, on_batch: Callable[[], None] | None = None) -> tuple[PartEvaluation, Tally]:
+        """Score this replica's share of the validation text: of the part that every evaluation has, and of the rest."""
+        windows, chosen = self._validation_windows()
+        part = self._score_part(windows, chosen, on_batch)
+        return part, self._score(windows, other_windows(windows.num_windows, chosen), on_batch)
+
+    def _evaluate_part(self) -> None:
+        """Score the part of the validation text that every evaluation has, and go on training."""
+        with self.log.clock("evaluate"):
+            part = self._score_part(*self._validation_windows())
+        self.log.evaluations.append(part)
+        self.model.train()
+        figures = {"targets": part.tally.targets, "loss_sum": part.tally.loss_sum, "correct": part.tally.correct}
+        _logger.info("evaluated", extra=self.figures(**figures))
+
+    def _score_part(
+        self, windows: Windows, chosen: Int64Array, on_batch: Callable[[], None] | None = None
+    ) -> PartEvaluation:
+        epoch = self.plan.epoch_of(self.step - 1) + 1
+        return PartEvaluation(
+            step=self.step,
+            epoch=epoch,
+            time=time.time(),
+            tokens=self.step * self.plan.batch_size * self.config.data.window_size,
+            tally=self._score(windows, chosen, on_batch),
+            is_probability=not self.model.shape.predicts_embedding,
+            sample=self._generate_sample(epoch) if self.number == 0 else None,
+        )
+
+    def _validation_windows(self) -> tuple[Windows, Int64Array]:
+        """The windows of the validation text, and the numbers of those that every evaluation has."""
+        data = self.config.data
         # A network with an output at every position scores every token once in windows that do not overlap.
         stride = data.window_stride if self.model.shape.predicts_last_only else data.window_size
         windows = self.dataset.windows(self.dataset.validation, data, stride)
-        first, last = (windows.num_windows * number // replicas for number in (self.number, self.number + 1))
+        return windows, choose_windows(windows.num_windows, self.run.evaluation.windows)
+
+    def _score(self, windows: Windows, numbers: Int64Array, on_batch: Callable[[], None] | None) -> Tally:
+        """Score this replica's share of some windows with the weights that would become the model."""
+        share = share_of(numbers, self.number, self.config.distributed.replicas)
         with self.ema.swapped_in(self.model):
-            return tally_windows(
-                self.model, self.dataset.validation, windows, self.device, range(first, last), on_batch
-            )
+            return tally_windows(self.model, self.dataset.validation, windows, self.device, share, on_batch)
+
+    def _generate_sample(self, epoch: int) -> Sample:
+        """Continue the run's prompt for a few tokens."""
+        generation = self.config.generation
+        prompt = prompt_of(generation, self.dataset)
+        length = min(generation.max_new_tokens, _LONGEST_SAMPLE)
+        self.model.eval()
+        with self.ema.swapped_in(self.model):
+            trained = TrainedModel(model=self.model, tokenizer=self.dataset.tokenizer)
+            text = generate_text(trained, prompt, length, Sampling.of(generation)).text
+        return Sample(epoch=epoch, step=self.step, prompt=prompt, text=text)
 
     def shared_state(self) -> dict[str, Tensor]:
         """What is the same in all replicas and must survive."""

@@ -14,12 +14,16 @@ from sparklm.errors import UserError
 from sparklm.storage import Folder, read_record
 from sparklm.text.shards import Dataset, Manifest, open_dataset
 from sparklm.text.windows import WindowPlan
+from sparklm.training.evaluations import EvaluationPlan
 
 RUN_FORMAT = "sparklm run 1"
 CONFIG, MODEL, SAMPLE_TEXT, REPORT = "config.json", "model.zip", "sample.txt", "report.html"
 # Where work is placed and where copies go may change from one session of a run to the next; nothing else may.
 _FREE_SECTIONS = ("spark", "output", "generation")
-_FREE_KEYS = {f"distributed.{name}" for name in ("exchange", "timeout_seconds", "max_retries")}
+_FREE_KEYS = {
+    *(f"distributed.{name}" for name in ("exchange", "timeout_seconds", "max_retries")),
+    *(f"training.{name}" for name in ("checkpoint_every_steps", "checkpoint_every_minutes", "keep_checkpoints")),
+}
 
 
 class RunRecord(BaseModel):
@@ -32,6 +36,7 @@ class RunRecord(BaseModel):
     dataset: str  # an address, or a name inside the run folder, so that a run can be moved
     dataset_sha256: str
     threads: int
+    evaluation: EvaluationPlan = EvaluationPlan()
 
 
 class Run(RunRecord):
@@ -60,27 +65,37 @@ class Run(RunRecord):
         return dataset
 
 
-def create_run(folder: Folder, config: Config, dataset: str, manifest: Manifest, threads: int) -> Run:
+def create_run(
+    folder: Folder, config: Config, dataset: str, manifest: Manifest, threads: int, evaluation: EvaluationPlan
+) -> Run:
     """Begin a run: from here on its settings are fixed."""
     record = RunRecord(
-        run_id=uuid.uuid4().hex, config=config, dataset=dataset, dataset_sha256=manifest.fingerprint, threads=threads
+        run_id=uuid.uuid4().hex,
+        config=config,
+        dataset=dataset,
+        dataset_sha256=manifest.fingerprint,
+        threads=threads,
+        evaluation=evaluation,
     )
-    folder.write_json(CONFIG, record.model_dump())
-    return _placed(record, folder)
+    run = _placed(record, folder)
+    write_run(run)
+    return run
 
 
-def check_same_run(run: Run, config: Config) -> None:
-    """Refuse settings that compute something else than the run that is there."""
+def write_run(run: Run) -> None:
+    """Write a run's config.json."""
+    run.folder.write_json(CONFIG, run.model_dump(exclude={"url"}))
+
+
+def changed_settings(run: Run, config: Config) -> dict[str, tuple[object, object]]:
+    """The settings that would compute something else than the run that is there: their values there, and here."""
 
     def computed(config: Config) -> dict[str, object]:
         settings = flat_settings(config).items()
         return {k: v for k, v in settings if k.partition(".")[0] not in _FREE_SECTIONS and k not in _FREE_KEYS}
 
     there, here = computed(run.config), computed(config)
-    differences = [f"  {key}: {there[key]!r} there, {here[key]!r} here" for key in there if there[key] != here[key]]
-    if differences:
-        listing = "\n".join(differences)
-        raise UserError(f"{run.folder} holds another run, with other settings:\n{listing}\nChoose another --run")
+    return {key: (there[key], here[key]) for key in there if there[key] != here[key]}
 
 
 def read_run(folder: Folder) -> Run:
@@ -143,6 +158,14 @@ def make_plan(config: Config, dataset: Dataset) -> WindowPlan:
         seed=training.seed,
         max_steps=training.max_steps,
     )
+
+
+def planned_epochs(run: Run) -> int:
+    """Epochs that a run will really do; as set, where its dataset is gone."""
+    try:
+        return make_plan(run.config, run.open_dataset()).num_epochs
+    except UserError:
+        return run.config.training.epochs
 
 
 def read_embeddings(run: Run) -> Tensor | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -26,12 +27,28 @@ def learning_rate(step: int, total_steps: int, training: TrainingConfig) -> floa
     >>> max(rates) == TrainingConfig().learning_rate and rates[0] < rates[4] > rates[99]
     True
     """
-    warmup_steps = max(1, round(training.warmup_fraction * total_steps))
+    warmup_steps = count_warmup_steps(total_steps, training)
     if step < warmup_steps:
         return training.learning_rate * (step + 1) / warmup_steps
     progress = (step + 1 - warmup_steps) / max(1, total_steps - warmup_steps)
     lowest = training.final_learning_rate_fraction
     return training.learning_rate * (lowest + (1.0 - lowest) * SCHEDULES[training.schedule](progress, training))
+
+
+def count_warmup_steps(total_steps: int, training: TrainingConfig) -> int:
+    """Steps in which the rate rises."""
+    return training.warmup_steps or max(1, round(training.warmup_fraction * total_steps))
+
+
+def decay_start(total_steps: int, training: TrainingConfig) -> int | None:
+    """The first step with less than the highest rate of a `stable` schedule; None for the other schedules."""
+    if training.schedule != "stable":
+        return None
+    first = count_warmup_steps(total_steps, training)
+    highest = learning_rate(first - 1, total_steps, training)
+    return first + bisect_left(
+        range(first, total_steps), True, key=lambda step: learning_rate(step, total_steps, training) < highest
+    )
 
 
 def average_decay(step: int, ema_decay: float) -> float:

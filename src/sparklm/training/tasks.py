@@ -9,22 +9,20 @@ import torch
 from pydantic import BaseModel
 
 from sparklm.evaluation import Evaluation
-from sparklm.inference.generate import Sampling, generate_text, prompt_of
 from sparklm.logs import log_context
-from sparklm.models.model_zip import TrainedModel, pack_model
+from sparklm.models.model_zip import pack_model
 from sparklm.models.objectives import Tally
 from sparklm.training.checkpoint.cache import keep_replica
 from sparklm.training.checkpoint.commit import read_commit
 from sparklm.training.device import resident_bytes
 from sparklm.training.epoch_log import NUM_LOGGING_REPLICAS, EpochSnapshot, EpochTotals, join_steps
+from sparklm.training.evaluations import PartEvaluation, Scored, join_evaluations
 from sparklm.training.heartbeat import Heartbeat
 from sparklm.training.records import Sample, StepRecord
-from sparklm.training.replica import Replica
 from sparklm.training.run import MODEL, Run
 from sparklm.training.sync.finish import resume_replica
 
 _logger = logging.getLogger(__name__)
-_LONGEST_SAMPLE = 24  # tokens: more would take a percent of an epoch of some seconds
 
 
 class EvaluateOrder(BaseModel):
@@ -41,9 +39,8 @@ class EvaluateAnswer(BaseModel):
     """Its answer."""
 
     log: EpochSnapshot
-    validation: Tally
-    is_probability: bool
-    sample: Sample | None
+    part: PartEvaluation
+    rest: Tally
     python_rss_bytes: int
     gpu_memory_bytes: int | None
 
@@ -54,6 +51,7 @@ class EpochEnd(BaseModel):
     totals: EpochTotals
     steps: Sequence[StepRecord]
     validation: Evaluation | None
+    evaluations: Sequence[Scored]  # on a part of the validation text: within the epoch, and at its end
     sample: Sample | None
     python_rss_bytes: int
     gpu_memory_bytes: int | None
@@ -85,34 +83,26 @@ def evaluate_task(order: str) -> str:
         replica = resume_replica(run, parsed.step, parsed.replica, parsed.most_in_memory)
         replica.check_weights()
         with replica.log.clock("evaluate"):
-            tally = replica.evaluate(heartbeat.beat)
-            sample = _generate_sample(replica, parsed) if parsed.replica == 0 else None
+            part, rest = replica.evaluate(heartbeat.beat)
+        tallies = (part.tally, rest)
         _logger.info(
             "epoch evaluated",
-            extra={"step": parsed.step, "targets": tally.targets, "loss_sum": tally.loss_sum, "correct": tally.correct},
+            extra={
+                "step": parsed.step,
+                "targets": sum(tally.targets for tally in tallies),
+                "loss_sum": sum(tally.loss_sum for tally in tallies),
+                "correct": sum(tally.correct for tally in tallies),
+            },
         )
         answer = EvaluateAnswer(
             log=replica.log.snapshot(),
-            validation=tally,
-            is_probability=not replica.model.shape.predicts_embedding,
-            sample=sample,
+            part=part,
+            rest=rest,
             python_rss_bytes=resident_bytes(),
             gpu_memory_bytes=torch.cuda.max_memory_allocated() if replica.device.type == "cuda" else None,
         )
         keep_replica(run, replica, attempt, parsed.most_in_memory)
         return answer.model_dump_json()
-
-
-def _generate_sample(replica: Replica, order: EvaluateOrder) -> Sample:
-    """Continue the run's prompt for a few tokens."""
-    generation, dataset = order.run.config.generation, replica.dataset
-    prompt = prompt_of(generation, dataset)
-    length = min(generation.max_new_tokens, _LONGEST_SAMPLE)
-    replica.model.eval()
-    with replica.ema.swapped_in(replica.model):
-        trained = TrainedModel(model=replica.model, tokenizer=dataset.tokenizer)
-        text = generate_text(trained, prompt, length, Sampling.of(generation)).text
-    return Sample(epoch=order.epoch + 1, step=order.step, prompt=prompt, text=text)
 
 
 def join_answers(texts: Sequence[str], *, in_turn: bool) -> EpochEnd:
@@ -123,8 +113,11 @@ def join_answers(texts: Sequence[str], *, in_turn: bool) -> EpochEnd:
     return EpochEnd(
         totals=EpochTotals.of_all([answer.log.totals for answer in answers], in_turn=in_turn),
         steps=join_steps(logged, at_once=1 if in_turn else len(answers)),
-        validation=Evaluation.of([answer.validation for answer in answers], answers[0].is_probability),
-        sample=answers[0].sample,
+        validation=Evaluation.of(
+            [tally for answer in answers for tally in (answer.part.tally, answer.rest)], answers[0].part.is_probability
+        ),
+        evaluations=join_evaluations([[*answer.log.evaluations, answer.part] for answer in answers]),
+        sample=answers[0].part.sample,
         python_rss_bytes=max(answer.python_rss_bytes for answer in answers),
         gpu_memory_bytes=max(gpu, default=None),
     )

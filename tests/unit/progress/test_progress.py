@@ -220,7 +220,7 @@ def test_a_run_whose_process_was_killed_is_not_waited_for(tmp_path: Path) -> Non
     gone = tracker.status.model_copy(update={"process_id": int(child.stdout)})
     (tmp_path / STATUS).write_text(gone.model_dump_json())
     view = Remembers()
-    assert watch(Folder(str(tmp_path)), view, interval_seconds=0.1) is None
+    assert watch(Folder(str(tmp_path)), view, interval_seconds=0.1) == "dead"
     assert f"its process {int(child.stdout)} is gone" in view.messages[-1]
 
 

@@ -12,7 +12,7 @@ from sparklm.storage import Folder
 from sparklm.training.checkpoint.cache import forget_replicas
 from sparklm.training.checkpoint.commit import latest_step
 from sparklm.training.fit import should_stop
-from sparklm.training.metrics import EpochRecord, read_metrics
+from sparklm.training.metrics import read_metrics
 from sparklm.training.records import SAMPLES, STEPS, Sample, StepRecord, read_lines
 from sparklm.training.replica import Replica
 from sparklm.training.run import read_run
@@ -24,11 +24,6 @@ from tests.placements import DiesAfter
 
 def replica(run: Path, step: int = 0) -> Replica:
     return resume_replica(read_run(Folder(str(run))), step, number=0)
-
-
-def _records(*losses: float | None) -> list[EpochRecord]:
-    fields = dict.fromkeys(EpochRecord.model_fields, 0)
-    return [EpochRecord.model_validate(fields | {"ValidationLoss": loss}) for loss in losses]
 
 
 def test_the_model_learns_its_text(corpus_file: Path, tmp_path: Path) -> None:
@@ -107,10 +102,10 @@ def test_a_finished_run_is_not_trained_again(corpus_file: Path, tmp_path: Path) 
 def test_the_model_speaks_after_every_epoch(finished_run: Path, corpus_file: Path, tmp_path: Path) -> None:
     samples = read_lines(Folder(str(finished_run)), SAMPLES, Sample)
     steps = read_lines(Folder(str(finished_run)), STEPS, StepRecord)
-    assert [sample.epoch for sample in samples] == [1, 2]
-    assert samples[1].step == steps[-1].step
+    ends = [max(step.step for step in steps if step.epoch == epoch) for epoch in (1, 2)]
+    assert set(ends) <= {sample.step for sample in samples}
     # The last epoch's weights are the model's: they say the same.
-    assert (finished_run / "sample.txt").read_text() == samples[1].text + "\n"
+    assert (finished_run / "sample.txt").read_text() == samples[-1].text + "\n"
     prompted = tiny_config(corpus_file, "generation.prompt=The quick", "training.ema_decay=0.9", "training.epochs=1")
     run_job(prompted, tmp_path / "run")
     (sample,) = read_lines(Folder(str(tmp_path / "run")), SAMPLES, Sample)
@@ -132,7 +127,11 @@ def test_early_stopping_keeps_the_best_weights(tmp_path: Path) -> None:
     # The better the model knows the letters, the less it expects the digits at the end.
     (tmp_path / "a.txt").write_text(SENTENCES * 20 + "3141592653589793" * 12)  # the tail
     config = tiny_config(
-        tmp_path / "a.txt", "training.epochs=9", "training.early_stopping_patience=2", "training.learning_rate=1e-2"
+        tmp_path / "a.txt",
+        "training.epochs=9",
+        "training.early_stopping_patience=2",
+        "training.learning_rate=1e-2",
+        "training.evaluate_every=0",
     )
     watcher = RecordingWatcher()
     result = run_job(config, tmp_path / "run", watcher=watcher)
@@ -151,12 +150,12 @@ def test_early_stopping_keeps_the_best_weights(tmp_path: Path) -> None:
     assert len(run_job(config, tmp_path / "run", DiesAfter(0)).records) == len(losses)
 
 
-def test_stopping_looks_at_the_epochs_since_the_best() -> None:
-    assert not should_stop(_records(3, 2, 1), 1)
-    assert should_stop(_records(1, 2, 3), 2)
-    assert not should_stop(_records(1, 2, 3), 3)
-    assert not should_stop(_records(1, 2, 3), None)
-    assert not should_stop(_records(None, None), 1)
+def test_stopping_looks_at_the_evaluations_since_the_best() -> None:
+    assert not should_stop([3, 2, 1], 1)
+    assert should_stop([1, 2, 3], 2)
+    assert not should_stop([1, 2, 3], 3)
+    assert not should_stop([1, 2, 3], None)
+    assert not should_stop([], 1)
 
 
 def test_a_batch_larger_than_the_corpus_shrinks_to_it(corpus_file: Path, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_round_repeated_gives_the_same_weights(corpus_file: Path, tmp_path: Pa
     first_round = next(plan_rounds(replica(tmp_path / "run").plan, config))
     tensors = []
     for _ in range(2):
-        train_in_memory(read_run(run), [first_round], LocalGroup(1), protect=None)
+        train_in_memory(read_run(run), [first_round], LocalGroup(1))
         tensors.append(load_tensors(step_folder(run, first_round.stop), read_commit(run, first_round.stop).shared))
     assert tensors[0].keys() == tensors[1].keys()
     assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])

@@ -31,7 +31,7 @@ def test_a_run_goes_on_without_its_text_but_not_silently_with_other_text(corpus_
     text.unlink()
     run_job(config, tmp_path / "run")
     text.write_text("Other text.")
-    run_job(config, tmp_path / "run", keep_text=True)
+    run_job(config, tmp_path / "run", resume=True)
 
 
 def test_a_run_does_not_go_on_with_another_dataset(finished_run: Path, corpus_file: Path, tmp_path: Path) -> None:
@@ -108,9 +108,9 @@ def test_a_resumed_run_is_supervised_as_its_new_session_says(corpus_file: Path, 
     seen = []
 
     class Notes(InProcess):
-        def train(self, run, rounds, protect):
+        def train(self, run, rounds, **options):
             seen.append(run.config.distributed.timeout_seconds)
-            return super().train(run, rounds, protect)
+            return super().train(run, rounds, **options)
 
     with pytest.raises(ConnectionError):
         run_job(tiny_config(corpus_file), tmp_path / "run", Notes(), StopsAfter(8))

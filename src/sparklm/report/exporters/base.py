@@ -20,7 +20,7 @@ from sparklm.report.exporters.recorded import RecordedEpoch, recorded_epochs
 from sparklm.report.redaction import first_line, hide_credentials
 from sparklm.storage import Folder
 from sparklm.training.metrics import EpochRecord
-from sparklm.training.records import Sample, StepRecord
+from sparklm.training.records import EvaluationRecord, Sample, StepRecord
 from sparklm.training.run import Run, RunRecord
 
 Note: TypeAlias = Callable[[str], None]
@@ -84,6 +84,9 @@ class SafeExporter:
             self._exporter: Exporter | None = self._opened()
         except Exception as error:  # noqa: BLE001 (no view of a run is worth the run)
             self._give_up(error)
+
+    def evaluation(self, record: EvaluationRecord, sample: Sample | None) -> None:
+        """Not shown yet."""
 
     def epoch(self, record: EpochRecord, steps: Sequence[StepRecord], sample: Sample | None) -> None:
         """Send an epoch that is done, unless something has gone wrong before; one that is known changes nothing."""

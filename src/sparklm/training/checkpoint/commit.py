@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -104,16 +104,23 @@ def latest_step(run: Folder) -> int:
     return max(committed_steps(run), default=0)
 
 
-def prune_checkpoints(run: Folder, keep: int, protect: int | None = None) -> None:
-    """Delete all but the newest checkpoints and the protected step, commit markers first, and what crashes left."""
+def prune_checkpoints(run: Folder, keep: int, protect: Collection[int] = ()) -> None:
+    """Delete all but the newest checkpoints and the protected ones, commit markers first, and what crashes left."""
     committed = committed_steps(run)
-    kept = {*committed[-keep:], protect}
+    kept = {*committed[-keep:], *protect}
     for step in _steps(run):
         if step not in kept and step < committed[-1]:
             with contextlib.suppress(OSError):  # a task that was given up may still write there: the next time, then
                 step_folder(run, step).remove(_COMMIT)
                 step_folder(run, step).remove()
                 _logger.debug("checkpoint pruned", extra={"step": step})
+
+
+def remove_later(run: Folder, step: int) -> None:
+    """Delete the checkpoints after a step, newest first, so that those that are left are always the first ones."""
+    for later in reversed([each for each in _steps(run) if each > step]):
+        step_folder(run, later).remove(_COMMIT)
+        step_folder(run, later).remove()
 
 
 def _steps(run: Folder) -> list[int]:

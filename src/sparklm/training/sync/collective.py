@@ -55,6 +55,12 @@ class ProcessGroup:
         joined = self._all_gather(data, lengths.tolist())
         return [part.cpu().numpy().tobytes().decode() for part in torch.split(joined, lengths.tolist())]
 
+    def agree(self, flags: Sequence[bool]) -> list[bool]:
+        """Collect the flags of all processes."""
+        own = torch.tensor(flags, dtype=torch.uint8, device=self._device)
+        collected = self._all_gather(own, [len(flags)] * self._num_replicas)
+        return [bool(flag) for flag in collected.view(self._num_replicas, -1).amax(dim=0)]
+
     def _all_to_all(self, pieces: Sequence[Tensor]) -> Sequence[Tensor]:
         """Send a piece to every process; all pieces that come back are as long as the one that stays."""
         length = pieces[self._rank].numel()

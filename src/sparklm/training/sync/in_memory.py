@@ -7,7 +7,8 @@ is written in the middle of a sync: after the mean is known, before anyone appli
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -24,9 +25,12 @@ from sparklm.training.checkpoint.commit import (
 from sparklm.training.phases import PhaseClock
 from sparklm.training.replica import Replica, StepCallback
 from sparklm.training.run import Run
+from sparklm.training.stopping import CheckpointTimer
 from sparklm.training.sync.codec import Codec, ordered_mean
 from sparklm.training.sync.finish import resume_replica
 from sparklm.training.sync.rounds import Round
+
+_STEPS_BETWEEN_PAUSES = 16
 
 
 class Group(Protocol):
@@ -41,6 +45,9 @@ class Group(Protocol):
 
     def gather(self, texts: Sequence[str]) -> list[str]:
         """A text of every replica, in their order, from those of the replicas here."""
+
+    def agree(self, flags: Sequence[bool]) -> list[bool]:
+        """For each flag, whether it is set in any process."""
 
 
 class LocalGroup:
@@ -58,25 +65,56 @@ class LocalGroup:
         """They are all here."""
         return list(texts)
 
+    def agree(self, flags: Sequence[bool]) -> list[bool]:
+        """This is the only process."""
+        return list(flags)
+
 
 def train_in_memory(
-    run: Run, rounds: Iterable[Round], group: Group, *, protect: int | None, on_step: StepCallback | None = None
-) -> None:
-    """Do some rounds with the replicas of a group, from the checkpoint before the first of them."""
+    run: Run,
+    rounds: Iterable[Round],
+    group: Group,
+    *,
+    protect: Collection[int] = (),
+    on_step: StepCallback | None = None,
+    is_to_stop: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Do some rounds with the replicas of a group, from the checkpoint before the first of them.
+
+    When asked to stop, they save a checkpoint at the next end of a round, or, one replica alone, after the step under
+    way; then True is returned.
+    """
+    timer = CheckpointTimer(run.config.training.checkpoint_every_minutes)
     replicas: list[Replica] = []
     files: list[ReplicaFiles] = []
-    for round_ in rounds:
+    left, stops = deque(rounds), False
+    while left and not stops:
+        round_ = left.popleft()
         if not replicas:
             replicas = [resume_replica(run, round_.start, number, len(group.replicas)) for number in group.replicas]
-        for replica in replicas:
-            replica.train(round_, on_step if replica is replicas[0] else None)
+        done, *_ = [replica.train(round_, on_step, lambda: timer.is_due or is_to_stop()) for replica in replicas]
+        if done.stop < round_.stop:
+            left.appendleft(round_.cut_at(done.stop)[1])
         mean = _mean_of_contributions(replicas, group) if replicas[0].strategy.syncs else None
-        files = _save_checkpoint(run, round_, replicas, mean, group, protect) if round_.saves else []
+        is_due = False
+        if _may_pause(done):
+            stops, is_due = group.agree([is_to_stop(), timer.is_due])
+        if stops or is_due:
+            done = done.model_copy(update={"saves": True})
+        files = _save_checkpoint(run, done, replicas, mean, group, protect) if done.saves else []
+        if done.saves:
+            timer.restart()
         if mean is not None:
             for replica in replicas:
                 replica.strategy.apply(mean)
     for replica, saved in zip(replicas, files, strict=False):  # none where the last round saved nothing
         keep_replica(run, replica, saved.attempt, len(group.replicas))
+    return stops
+
+
+def _may_pause(done: Round) -> bool:
+    """Whether processes agree, after this round, on what the clock and the user ask for: after every step is often."""
+    return done.saves or done.stop // _STEPS_BETWEEN_PAUSES > done.start // _STEPS_BETWEEN_PAUSES
 
 
 def _mean_of_contributions(replicas: Sequence[Replica], group: Group) -> Tensor:
@@ -88,7 +126,7 @@ def _mean_of_contributions(replicas: Sequence[Replica], group: Group) -> Tensor:
 
 
 def _save_checkpoint(
-    run: Run, round_: Round, replicas: Sequence[Replica], mean: Tensor | None, group: Group, protect: int | None
+    run: Run, round_: Round, replicas: Sequence[Replica], mean: Tensor | None, group: Group, protect: Collection[int]
 ) -> list[ReplicaFiles]:
     """Write a checkpoint: every process its replicas, that of the first replica the rest; return the files here."""
     first = replicas[0]

@@ -12,15 +12,15 @@ what the commit names. So this works with more replicas than slots, with machine
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from functools import partial
 
 from pydantic import BaseModel
 
 from sparklm.logs import log_context
-from sparklm.placement.protocol import RunTasks
+from sparklm.placement.protocol import EpochWork, RunTasks
 from sparklm.storage import Folder
 from sparklm.training.checkpoint.cache import keep_replica, save_replica, save_shared
 from sparklm.training.checkpoint.commit import (
@@ -35,6 +35,7 @@ from sparklm.training.checkpoint.files import Contribution, SavedFile, load_slic
 from sparklm.training.heartbeat import Heartbeat
 from sparklm.training.replica import Replica
 from sparklm.training.run import Run
+from sparklm.training.stopping import CheckpointTimer
 from sparklm.training.sync.codec import Codec, ordered_mean
 from sparklm.training.sync.finish import resume_replica
 from sparklm.training.sync.rounds import Round
@@ -56,6 +57,7 @@ class RoundOrder(BaseModel):
 class RoundAnswer(BaseModel):
     """Its answer."""
 
+    round: Round  # as it was done: a replica alone may end it early
     files: ReplicaFiles
     shared: SavedFile | None
     contribution: Contribution | None
@@ -77,24 +79,37 @@ class SliceSync(BaseModel):
     contributions: Sequence[Contribution]
 
 
-def train_by_storage(run: Run, rounds: Iterable[Round], run_tasks: RunTasks, *, protect: int | None) -> float:
-    """Do rounds of tasks, each from the checkpoint of the one before; return the seconds of jobs that took means."""
+def train_by_storage(
+    run: Run,
+    rounds: Iterable[Round],
+    run_tasks: RunTasks,
+    *,
+    protect: Collection[int] = (),
+    is_to_stop: Callable[[], bool] = lambda: False,
+) -> EpochWork:
+    """Do rounds of tasks, each from the checkpoint of the one before, until asked to stop."""
     keep, reduce_seconds = run.config.training.keep_checkpoints, 0.0
     pruning: Future[None] | None = None
+    left, stops = deque(rounds), False
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="prune") as pool:
-        for round_ in rounds:
+        while left and not stops:
+            round_ = left.popleft()
             answers = _do_round(run, round_, run_tasks)
+            done = answers[0].round
+            if done.stop < round_.stop:
+                left.appendleft(round_.cut_at(done.stop)[1])
             begun = time.perf_counter()
-            commit = _make_commit(run, round_, answers, run_tasks)
+            commit = _make_commit(run, done, answers, run_tasks)
             reduce_seconds += time.perf_counter() - begun
             write_commit(run.folder, commit)
+            stops = is_to_stop()
             if pruning is not None:
                 pruning.result()
             # Old checkpoints are deleted while the next round is done: that takes a tenth of a second.
             pruning = pool.submit(copy_context().run, prune_checkpoints, run.folder, keep, protect)
         if pruning is not None:
             pruning.result()
-    return reduce_seconds
+    return EpochWork(reduce_seconds=reduce_seconds)
 
 
 def _do_round(run: Run, round_: Round, run_tasks: RunTasks) -> list[RoundAnswer]:
@@ -140,22 +155,25 @@ def round_task(order: str) -> str:
     parsed = RoundOrder.model_validate_json(order)
     run, round_ = parsed.run, parsed.round
     heartbeat = Heartbeat(run.folder, parsed.replica, round_.start)
+    timer = CheckpointTimer(run.config.training.checkpoint_every_minutes)
     with log_context(replica=parsed.replica), heartbeat.reporting_failures():
         replica = resume_replica(run, round_.start, parsed.replica)
-        is_first, saves_early = replica.number == 0, replica.strategy.shared_state_is_constant
-        save = partial(copy_context().run, save_shared, replica, round_.stop)
+        is_first = replica.number == 0
+        saves_early = is_first and replica.strategy.shared_state_is_constant
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="save-shared") as pool:
-            saving = pool.submit(save) if is_first and saves_early else None
-            replica.train(round_, heartbeat.step)
+            saving = pool.submit(copy_context().run, save_shared, replica, round_.stop) if saves_early else None
+            done = replica.train(round_, heartbeat.step, lambda: timer.is_due or heartbeat.is_to_stop)
             with replica.log.clock("exchange"):
                 contribution = _save_contribution(replica) if replica.strategy.syncs else None
             shared = None
             if is_first:
                 with replica.log.clock("save"):
-                    shared = saving.result() if saving is not None else save()
+                    shared = saving.result() if saving is not None else save_shared(replica, done.stop)
         files = save_replica(replica)
         keep_replica(run, replica, files.attempt)
-        answer = RoundAnswer(files=files, shared=shared, contribution=contribution, codec=replica.strategy.codec)
+        answer = RoundAnswer(
+            round=done, files=files, shared=shared, contribution=contribution, codec=replica.strategy.codec
+        )
         return answer.model_dump_json()
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from sparklm.errors import UserError
 from sparklm.placement.in_process import InProcess
-from sparklm.placement.protocol import EpochWork
 from sparklm.storage import Folder
 from sparklm.training.checkpoint.commit import committed_steps, latest_step, read_commit, step_folder
 from sparklm.training.metrics import read_metrics
@@ -51,12 +50,12 @@ def test_the_same_task_twice_at_once_does_no_harm(corpus_file: Path, tmp_path: P
     expected = model_bytes(config, tmp_path / "once")
 
     class Twice(InProcess):
-        def train(self, run, rounds, protect):
+        def train(self, run, rounds, **options):
             def run_tasks(work, orders, title):
                 answers = [[work(order) for order in orders] for _ in range(3)]
                 return [answers[number % 3][number] for number in range(len(orders))]  # any of them may win
 
-            return EpochWork(reduce_seconds=train_by_storage(run, rounds, run_tasks, protect=protect))
+            return train_by_storage(run, rounds, run_tasks, protect=options["protect"])
 
     assert model_bytes(config, tmp_path / "twice", Twice()) == expected
 
@@ -73,7 +72,7 @@ def test_a_damaged_contribution_is_noticed(corpus_file: Path, tmp_path: Path) ->
     config = tiny_config(corpus_file, *STRATEGIES["diloco"])
 
     class Damages(InProcess):
-        def train(self, run, rounds, protect):
+        def train(self, run, rounds, **options):
             def run_tasks(work, orders, title):
                 answers = [work(order) for order in orders]
                 if work is round_task:
@@ -83,7 +82,7 @@ def test_a_damaged_contribution_is_noticed(corpus_file: Path, tmp_path: Path) ->
                     folder.write_bytes(name, content[:-1] + bytes([content[-1] ^ 1]))
                 return answers
 
-            return EpochWork(reduce_seconds=train_by_storage(run, rounds, run_tasks, protect=protect))
+            return train_by_storage(run, rounds, run_tasks, protect=options["protect"])
 
     with pytest.raises(UserError, match=r"contribution-0001-.* does not match its checksum"):
         run_job(config, tmp_path / "run", Damages())
