@@ -19,9 +19,9 @@ from sparklm.models.network import LanguageModel
 from sparklm.models.objectives import Tally, batch_loss
 from sparklm.storage import Folder
 from sparklm.text.cleaning import clean
-from sparklm.text.corpus import Corpus, corpus_address, open_corpus
+from sparklm.text.corpus import Corpus, corpus_name, open_corpus
 from sparklm.text.encode import encode_chunk
-from sparklm.text.shards import Dataset, Segment, TokenStream, is_dataset
+from sparklm.text.shards import Dataset, Segment, TokenStream, dataset_address
 from sparklm.text.windows import Int64Array, Windows
 from sparklm.wording import count
 
@@ -102,12 +102,13 @@ def tally_windows(
 
 def evaluate_corpus(trained: TrainedModel, data: DataConfig, placement: Placement) -> CorpusEvaluation:
     """Score what the settings of the data name: of a prepared dataset its validation part, else all of the text."""
-    if data.corpus is not None and not data.is_table and is_dataset(data.corpus):
-        return evaluate_dataset(trained, data.corpus)
+    dataset = dataset_address(data)
+    if dataset is not None:
+        return evaluate_dataset(trained, dataset)
     corpus = open_corpus(data, CleaningConfig(), placement)
     for note in corpus.notes:
         placement.watcher.note(note)
-    return _evaluate(trained, *_read_all(trained, corpus), corpus_address(data))
+    return _evaluate(trained, *_read_all(trained, corpus), corpus_name(data))
 
 
 def evaluate_dataset(trained: TrainedModel, address: str) -> CorpusEvaluation:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from sparklm.baseline import Baseline, measure_baseline
 from sparklm.config import Config
 from sparklm.embeddings.files import EMBEDDINGS, WORD2VEC_ROUNDS
 from sparklm.embeddings.make import make_embeddings, write_embeddings
@@ -25,15 +26,16 @@ from sparklm.progress.watcher import Watcher
 from sparklm.report.exporters.base import SafeExporter, check_exporters, exporting
 from sparklm.report.statistics import STATS_JSON, STATS_TEXT, write_statistics
 from sparklm.storage import Folder, split_address
-from sparklm.text.corpus import corpus_address
+from sparklm.text.corpus import corpus_name
 from sparklm.text.prepare import check_corpus, is_unchanged, prepare
-from sparklm.text.shards import Dataset, Manifest, is_dataset, open_dataset
+from sparklm.text.shards import Dataset, Manifest, dataset_address, open_dataset
+from sparklm.text.validation import describe_validation
 from sparklm.text.windows import WindowPlan
 from sparklm.training.checkpoint.commit import latest_step
 from sparklm.training.device import choose_device, replica_threads
 from sparklm.training.evaluations import EvaluationPlan
 from sparklm.training.extend import LENGTH_KEYS, longer_run, make_longer
-from sparklm.training.fit import FitResult, fit
+from sparklm.training.fit import fit
 from sparklm.training.heartbeat import clear_beats
 from sparklm.training.memory import count_parameters
 from sparklm.training.metrics import METRICS, EpochRecord
@@ -61,7 +63,9 @@ class JobResult:
 
     records: Sequence[EpochRecord]
     model_record: EpochRecord
-    sample: str
+    baseline: Baseline | None  # None = there is no validation text
+    prompt: str
+    sample: str  # begins with the prompt
     files: Sequence[str]
 
 
@@ -93,10 +97,10 @@ def train(
             plan = make_plan(run.config, dataset)
         identified = identify(run=run.run_id)
         with exporting(run, watcher.warn) as exporters:
-            result, sample = _train(run, dataset, plan, placement, exporters, time.monotonic() - began, stop)
+            trained = _train(run, dataset, plan, placement, exporters, time.monotonic() - began, stop)
         files = _copy_outputs(folder, config)
         forget(identified)  # not when something goes wrong: that is still to be logged
-    return JobResult(records=result.records, model_record=result.model_record, sample=sample, files=files)
+    return replace(trained, files=files)
 
 
 def _train(
@@ -107,8 +111,8 @@ def _train(
     exporters: Sequence[SafeExporter],
     seconds_before: float,
     stop: StopRequest | None,
-) -> tuple[FitResult, str]:
-    """Train, and make everything that a trained model is shown by; returns also the text that it generates."""
+) -> JobResult:
+    """Train, and make everything that a trained model is shown by; the list of files is left to be filled."""
     began, config, folder, watcher = time.monotonic(), run.config, run.folder, placement.watcher
     watcher.stage(f"Training in {placement.description}{_replicas(config)}")
     watcher.note(describe_work(run, plan, dataset.manifest.vocab_size))
@@ -130,14 +134,23 @@ def _train(
         watcher.stage("Writing the model")
         order = ModelOrder(run=run, step=result.model_step).model_dump_json()
         placement.run_tasks(write_model_task, [order], "sparklm: write the model")
-    sample = _write_sample(run, load_model(folder.address(MODEL)), dataset, watcher)
+    trained = load_model(folder.address(MODEL))
+    prompt, sample = _write_sample(run, trained, dataset, watcher)
+    baseline = measure_baseline(dataset, trained.model)
     if is_due(STATS_JSON, STATS_TEXT):
         seconds = {"prepare": seconds_before, "train": trained_at - began, "finish": time.monotonic() - trained_at}
-        write_statistics(run, dataset.manifest, result, placement, seconds)
+        write_statistics(run, dataset.manifest, result, baseline, placement, seconds)
         folder.remove(REPORT)  # which shows them
     if is_due(REPORT):
         _write_report(folder, watcher)
-    return result, sample
+    return JobResult(
+        records=result.records,
+        model_record=result.model_record,
+        baseline=baseline,
+        prompt=prompt,
+        sample=sample,
+        files=(),
+    )
 
 
 @dataclass(frozen=True)
@@ -162,8 +175,14 @@ def check(config: Config, folder: Folder, *, resume: bool = False) -> FoundRun |
         others = set(folder.names()) - {_OWN_DATASET, EMBEDDINGS, WORD2VEC_ROUNDS, STATUS}
         if others:
             raise UserError(f"{folder} is not empty and holds no run ({min(others)} is there); choose another --run")
-        if config.data.corpus is None or not is_dataset(config.data.corpus):
+        prepared = dataset_address(config.data)
+        if prepared is None:
             check_corpus(config.data)
+        elif config.data.has_own_validation:
+            raise UserError(
+                f"{prepared} is a prepared dataset, which has its own validation text; leave out data.validation, or "
+                "give it to 'sparklm prepare'"
+            )
     folder.check_writable()
     for _, target, _ in _output_targets(config):
         target.check_writable()
@@ -204,7 +223,7 @@ def _reopen(run: Run, placement: Placement, resume: bool) -> Dataset:
     may_change = resume or run.dataset != _OWN_DATASET
     if not may_change and not is_unchanged(config.data, config.cleaning, dataset.manifest, placement):
         raise UserError(
-            f"the text of {corpus_address(config.data)} has changed since {run.folder} began; choose another --run to "
+            f"the text of {corpus_name(config.data)} has changed since {run.folder} began; choose another --run to "
             "train on the new text, or add --resume to go on with the old"
         )
     if latest_step(run.folder) == 0:
@@ -214,15 +233,15 @@ def _reopen(run: Run, placement: Placement, resume: bool) -> Dataset:
 
 def _begin(config: Config, folder: Folder, placement: Placement) -> tuple[Run, Dataset, WindowPlan]:
     """Find or make the dataset and fix the settings; a new run folder is removed again when the text is no good."""
-    corpus, watcher = config.data.corpus, placement.watcher
+    prepared, watcher = dataset_address(config.data), placement.watcher
     is_new = not set(folder.names()) - {STATUS}
     if folder.exists(CONFIG):
         watcher.note("this run had no checkpoint yet: it begins anew, with these settings")
         folder.remove(CONFIG)
     try:
-        if corpus is not None and is_dataset(corpus):
-            place, name = Folder(corpus).absolute(), Folder(corpus).absolute().url
-            watcher.note(f"using the dataset {corpus} with its own tokenizer and split")
+        if prepared is not None:
+            place, name = Folder(prepared).absolute(), Folder(prepared).absolute().url
+            watcher.note(f"using the dataset {prepared} with its own tokenizer and split")
         else:
             place, name = folder / _OWN_DATASET, _OWN_DATASET
             watcher.stage("Preparing the text")
@@ -271,6 +290,11 @@ def describe_counts(manifest: Manifest) -> list[str]:
         f"vocabulary {manifest.vocab_size:,}",
         *manifest.notes,
     ]
+    validation = describe_validation(manifest)
+    if validation is not None:
+        lines.append(f"validation: {validation}")
+    if counts.crlf_line_ends:
+        lines.append(f"turned {count(counts.crlf_line_ends, 'CRLF line end')} into LF")
     if counts.repaired_sequences:
         lines.append(
             f"repaired {count(counts.repaired_sequences, 'invalid UTF-8 sequence')} in "
@@ -323,27 +347,29 @@ def _write_report(run: Folder, watcher: Watcher) -> None:
         watcher.warn(f"the report could not be written: {type(error).__name__}: {error}")
 
 
-def _write_sample(run: Run, trained: TrainedModel, dataset: Dataset, watcher: Watcher) -> str:
+def _write_sample(run: Run, trained: TrainedModel, dataset: Dataset, watcher: Watcher) -> tuple[str, str]:
+    """Write what the model generates; returns the prompt, and the text that begins with it."""
     generation = run.config.generation
     prompt = prompt_of(generation, dataset)
     generated = generate_text(trained, prompt, generation.max_new_tokens, Sampling.of(generation))
     if generated.note is not None:
         watcher.note(generated.note)
     run.folder.write_text(SAMPLE_TEXT, generated.text + "\n")
-    return generated.text
+    return prompt, generated.text
 
 
 def _output_targets(config: Config) -> list[tuple[str, Folder, str]]:
     """List the copies that the config asks for: what, into which folder, under which name."""
     output = config.output
     wanted = {MODEL: output.model, METRICS: output.metrics, STATS_TEXT: output.statistics, SAMPLE_TEXT: output.text}
-    targets = []
-    for name, address in wanted.items():
-        if address is not None:
-            local = Folder(address).local_path()
-            is_folder = address.endswith("/") or (local is not None and local.is_dir())
-            targets.append((name, Folder(address), name) if is_folder else (name, *split_address(address)))
-    return targets
+    return [(name, *output_place(address, name)) for name, address in wanted.items() if address is not None]
+
+
+def output_place(address: str, name: str) -> tuple[Folder, str]:
+    """The folder and the name of a copy: those of the address, or the result's own name in a folder that it is."""
+    local = Folder(address).local_path()
+    is_folder = address.endswith("/") or (local is not None and local.is_dir())
+    return (Folder(address), name) if is_folder else split_address(address)
 
 
 def _copy_outputs(run: Folder, config: Config) -> list[str]:

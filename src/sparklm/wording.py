@@ -53,6 +53,16 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def listed(names: Sequence[str], most: int = 3, total: int | None = None) -> str:
+    """The first of some names, and how many more there are; `total` where these are only the first.
+
+    >>> listed(["a", "b"]), listed(["a", "b", "c", "d", "e"]), listed(["a"], total=7)
+    ('a, b', 'a, b, c, … and 2 more', 'a, … and 6 more')
+    """
+    more = (len(names) if total is None else total) - min(most, len(names))
+    return f"{', '.join(names[:most])}{f', … and {more:,} more' if more else ''}"
+
+
 def text_table(rows: Sequence[Sequence[str]], left: int = 0) -> list[str]:
     """The lines of a table in columns: so many of the first to the left, figures to the right.
 

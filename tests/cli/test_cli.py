@@ -55,11 +55,12 @@ def test_help_names_every_command_and_answers_without_heavy_imports(tmp_path: Pa
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        ("train", ["[CORPUS]", "--config", "--set", "--preset", "--master", "--run", "--resume", "--quiet"]),
+        ("train", ["[CORPUS]...", "--config", "--set", "--preset", "--master", "--run", "--resume", "--quiet"]),
+        ("train", ["--validation PLACE", "--text-out FILE"]),
         ("train", ["--log-level", "--log-format", "--tensorboard", "--mlflow", "--event-log"]),
         ("watch", ["RUN", "--interval", "--once"]),
         ("train", ["--epochs", "--minutes", "--format", "--table", "--text-column"]),
-        ("prepare", ["[CORPUS]", "--out", "--master", "--format", "--table", "--text-column"]),
+        ("prepare", ["[CORPUS]...", "--out", "--master", "--format", "--table", "--text-column", "--validation"]),
         ("prepare", ["--quiet", "--log-level", "--log-format"]),
         ("evaluate", ["--master", "--format", "--table", "--text-column", "--quiet", "--log-level", "--log-format"]),
         ("embed", ["DATASET", "--out", "--kind", "--size", "--neighbours", "--master"]),
@@ -238,12 +239,68 @@ def test_prepare_then_train_from_its_dataset(place: Path) -> None:
     assert not (place / "run" / "dataset").exists()
 
 
-def test_a_second_text_file_is_not_overwritten(place: Path) -> None:
-    (place / "two.txt").write_text("precious")
-    result = run_command("train", "corpus.txt", "two.txt", "--master", "none", cwd=place)
+def test_several_files_are_one_corpus(place: Path) -> None:
+    (place / "two.txt").write_text("Another text, with words of its own.\n" * 20)
+    flags = ["--master", "none", "--run", "run", "-q", *TINY_FLAGS]
+    ok("train", "two.txt", "corpus.txt", "./two.txt", *flags, cwd=place)
+    request = json.loads((place / "run/dataset/manifest.json").read_text())["request"]
+    assert [file["name"] for file in request["inputs"]] == ["two.txt", "corpus.txt"]
+    config = json.loads((place / "run/config.json").read_text())["config"]
+    assert config["data"]["corpus"] == ["two.txt", "corpus.txt", "./two.txt"]
+    assert (place / "two.txt").read_text().startswith("Another text")
+    other = run_command("train", "corpus.txt", "two.txt", *flags, cwd=place)
+    assert "data.corpus: ('two.txt', 'corpus.txt', './two.txt') there, ('corpus.txt', 'two.txt') here" in other.stderr
+
+
+S3_FLAGS = [
+    "--preset",
+    "s3-attention",
+    "--master",
+    "none",
+    "-q",
+    "--set",
+    "training.epochs=1",
+    "--set",
+    "model.width=8",
+]
+
+
+def test_the_two_arguments_of_one_system_are_input_and_output(place: Path) -> None:
+    train = ["train", "corpus.txt", "out.txt", "--run", "run", *S3_FLAGS]
+    ok(*train, cwd=place)
+    sentence = (place / "out.txt").read_text()
+    assert sentence.startswith("The man starts with")
+    assert sentence == (place / "run" / "sample.txt").read_text()
+    ok(*train, cwd=place)  # the run's own text is written again
+    ok("train", "corpus.txt", "out.txt", "--text-out", "new.txt", "--run", "both", *S3_FLAGS, cwd=place)
+    manifest = json.loads((place / "both/dataset/manifest.json").read_text())
+    assert [file["name"] for file in manifest["request"]["inputs"]] == ["corpus.txt", "out.txt"]
+
+
+@pytest.mark.parametrize("arguments", [["two.txt", *S3_FLAGS], ["--text-out", "two.txt"], ["--text-out", "place/"]])
+def test_text_that_is_there_is_not_overwritten(place: Path, arguments: list[str]) -> None:
+    (place / "place").mkdir()
+    for name in ("two.txt", "place/sample.txt"):
+        (place / name).write_text("precious")
+    result = run_command("train", "corpus.txt", *arguments, "--master", "none", "--run", "run", cwd=place)
     assert result.returncode == 2
-    assert "OUTPUT two.txt is there already" in result.stderr
-    assert (place / "two.txt").read_text() == "precious"
+    assert "is there already and is not overwritten" in result.stderr
+    assert {(place / name).read_text() for name in ("two.txt", "place/sample.txt")} == {"precious"}
+    assert not (place / "run").exists()
+
+
+def test_the_end_of_training_compares_with_guessing_and_quotes_the_text(place: Path) -> None:
+    (place / "v.txt").write_text("Pack my box with five dozen liquor jugs.\n" * 9)
+    flags = ["--validation", "v.txt", "--master", "none", "-q", *TINY_FLAGS]
+    printed = ok("train", "corpus.txt", "--run", "good", *flags, "--set", "training.epochs=8", cwd=place)
+    figures = r"validation loss \d\.\d{4}, perplexity \d+\.\d+ \(guessing by token frequency: \d\.\d{4}\)"
+    assert re.search(figures, printed)
+    assert "the model does no better" not in printed
+    assert printed.splitlines()[-1] == "try: sparklm generate good 'Pack my'"
+    slow = ["--set", "training.learning_rate=1e-9", "--set", "generation.prompt=Who's there"]
+    printed = ok("train", "corpus.txt", "--run", "a bad one", *flags, *slow, cwd=place)
+    assert "the model does no better than guessing by token frequency; more text or more epochs" in printed
+    assert printed.splitlines()[-1] == "try: sparklm generate 'a bad one' 'Who'\"'\"'s there'"
 
 
 def test_token_ids_in_embeddings_and_a_model_out(place: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from sparklm.placement.in_process import InProcess
 from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset, Manifest
+from sparklm.text.validation import describe_validation
 from tests.conftest import files_below
 
 if TYPE_CHECKING:
@@ -152,3 +154,50 @@ def test_what_is_wrong_in_a_file_is_said_while_duplicates_are_looked_for(on_spar
     with pytest.raises(UserError, match=r"a\.jsonl, byte 17: this line is not JSON"):
         prepare(data, CleaningConfig(duplicates="exact"), Folder(str(tmp_path / "out")), on_spark)
     assert not (tmp_path / "out").exists()
+
+
+def test_validation_text_and_several_sources_give_the_same_bytes_as_in_one_process(
+    on_spark: OnSpark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparklm.text.corpus.SHARD_TEXT_BYTES", 200)
+    for name in ("a", "b", "v"):
+        (tmp_path / name).mkdir()
+        for number in range(6):
+            (tmp_path / name / f"{number}.txt").write_text(f"{name} {number}: {ROWS[number]}\r\n" * 5)
+    corpus = [str(tmp_path / "b"), str(tmp_path / "a/3.txt"), str(tmp_path / "b/1.txt")]
+    split = {"split": "tail", "validation_fraction": 0.2}
+    for name, data in {"given": {"validation": str(tmp_path / "v")}, "split": split}.items():
+        settings = DataConfig(tokenizer="byte", window_size=8, corpus=corpus, **data)
+        made = [
+            prepare(settings, CleaningConfig(duplicates="exact"), Folder(str(tmp_path / f"{name}-{place}")), workers)
+            for place, workers in (("here", InProcess()), ("there", on_spark))
+        ]
+        assert made[0] == made[1]
+        assert files_below(tmp_path / f"{name}-here") == files_below(tmp_path / f"{name}-there")
+        assert made[0].validation_text is not None
+
+
+def test_a_table_is_validation_text(on_spark: OnSpark, table: str, tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("Some text to learn from.\n" * 5)
+    data = {"corpus": str(tmp_path / "corpus.txt"), "validation_table": table, "text_column": "body"}
+    manifest = make(tmp_path / "one", on_spark, **data)
+    assert (manifest.split_rule, manifest.request.validation) == ("given", table)
+    dataset = Dataset(Folder(str(tmp_path / "one")))
+    assert len(dataset.train) == 25 * 5 + 1
+    assert len(dataset.validation) == sum(len(row) + 1 for row in [*ROWS, ROWS[3]])
+    (tmp_path / "v.txt").write_text("Row 1.")
+    manifest = make(tmp_path / "two", on_spark, table=table, text_column="body", validation=str(tmp_path / "v.txt"))
+    assert (manifest.num_tokens("validation"), manifest.counts.documents) == (7, 64)
+
+
+def test_the_end_of_a_table_is_validation_and_has_no_name(on_spark: OnSpark, table: str, tmp_path: Path) -> None:
+    data = DataConfig(tokenizer="byte", window_size=8, table=table, text_column="body")
+    manifest = prepare(data, CleaningConfig(), Folder(str(tmp_path / "one")), on_spark)
+    assert re.fullmatch(r'the last 10 % of the text, from "[^"]+" on', describe_validation(manifest) or "")
+
+
+def test_several_folders_of_a_format_that_spark_reads_are_one_table(on_spark: OnSpark, tmp_path: Path) -> None:
+    for name, rows in {"one": ROWS[:20], "two": ROWS[20:]}.items():
+        on_spark.session.createDataFrame([(row,) for row in rows], "text string").write.orc(str(tmp_path / name))
+    make(tmp_path / "dataset", on_spark, corpus=[str(tmp_path / "one"), str(tmp_path / "two")], format="orc")
+    assert sorted(texts_of(tmp_path / "dataset")) == sorted(ROWS)

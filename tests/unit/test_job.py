@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from sparklm.errors import UserError
-from tests.conftest import RecordingWatcher, run_job, tiny_config
+from sparklm.storage import Folder
+from sparklm.text.shards import open_dataset
+from tests.conftest import SENTENCES, RecordingWatcher, run_job, tiny_config
 from tests.placements import DiesAfter
 
 
@@ -81,3 +84,34 @@ def test_what_is_to_be_trained_is_told_before_the_first_step(
     run_job(tiny_config(corpus_file, "training.threads=1", *settings), tmp_path / "run", watcher=watcher)
     (note,) = [note for note in watcher.notes if "tokens a step" in note]
     assert re.search(expected, note), note
+
+
+def test_a_run_has_validation_text_of_its_own(corpus_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "v.txt").write_text(SENTENCES * 3)
+    watcher = RecordingWatcher()
+    result = run_job(tiny_config(corpus_file, f"data.validation={tmp_path / 'v.txt'}"), tmp_path / "run", None, watcher)
+    assert "validation: 1 document of its own: v.txt" in watcher.notes
+    dataset = open_dataset(Folder(str(tmp_path / "run" / "dataset")))
+    assert (len(dataset.train), len(dataset.validation)) == (len(SENTENCES) * 30 + 1, len(SENTENCES) * 3 + 1)
+    assert result.model_record.ValidationLoss is not None
+
+
+def test_a_prepared_dataset_has_its_validation_text_already(
+    finished_run: Path, corpus_file: Path, tmp_path: Path
+) -> None:
+    config = tiny_config(finished_run / "dataset", f"data.validation={corpus_file}")
+    with pytest.raises(UserError, match=r"is a prepared dataset, which has its own validation text"):
+        run_job(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_baseline_is_in_the_result_and_in_the_statistics(corpus_file: Path, tmp_path: Path) -> None:
+    result = run_job(tiny_config(corpus_file), tmp_path / "run")
+    statistics = json.loads((tmp_path / "run" / "stats.json").read_text())
+    assert result.baseline is not None
+    assert statistics["baseline"] == result.baseline.model_dump()
+    assert statistics["validation text"].startswith('the last 10 % of the text, from "')
+    assert result.sample.startswith(result.prompt)
+    run_job(tiny_config(corpus_file, "data.validation_fraction=0"), tmp_path / "without")
+    statistics = json.loads((tmp_path / "without" / "stats.json").read_text())
+    assert statistics["baseline"] == "none: there is no validation text"

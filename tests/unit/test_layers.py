@@ -17,7 +17,7 @@ LAYERS = (
     ("config",),
     ("text",),
     ("embeddings", "models"),
-    ("evaluation", "inference"),
+    ("baseline", "evaluation", "inference"),
     ("placement.protocol", "progress.watcher"),
     ("training",),
     ("placement", "progress"),

@@ -5,7 +5,16 @@ from __future__ import annotations
 import json
 import sys
 
-from sparklm.cli.options import Assignments, ConfigFile, Corpus, Json, Master, Preset, resolve_settings
+from sparklm.cli.options import (
+    Assignments,
+    ConfigFile,
+    Corpus,
+    Json,
+    Master,
+    Preset,
+    one_or_several,
+    resolve_settings,
+)
 from sparklm.wording import text_table
 
 
@@ -20,7 +29,9 @@ def show_config(
     """Show every setting, its value and its origin."""
     from sparklm.config.resolve import describe
 
-    resolution = resolve_settings(preset, config, assignments, {"data.corpus": corpus, "spark.master": master})
+    resolution = resolve_settings(
+        preset, config, assignments, {"data.corpus": one_or_several(corpus), "spark.master": master}
+    )
     settings = describe(resolution)
     if as_json:
         print(json.dumps({key: {"value": value, "source": source} for key, value, source, _ in settings}, indent=2))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Annotated
-
-import typer
 
 from sparklm import logs
 from sparklm.cli.options import (
     Assignments,
     ConfigFile,
+    Corpus,
     Format,
     Json,
     LogFormat,
@@ -30,9 +28,7 @@ from sparklm.cli.options import (
 
 def evaluate(
     model: Model,
-    corpus: Annotated[
-        str | None, typer.Argument(metavar="CORPUS", help="Text, or a prepared dataset; none = the built-in sample.")
-    ] = None,
+    corpus: Corpus = None,
     as_json: Json = False,
     config: ConfigFile = None,
     assignments: Assignments = None,
@@ -53,16 +49,16 @@ def evaluate(
     from sparklm.models.model_zip import load_model
     from sparklm.placement.start import started
     from sparklm.text.prepare import check_corpus
-    from sparklm.text.shards import is_dataset
+    from sparklm.text.shards import dataset_address
 
     logs.set_up(log_level, log_format)
-    flags = source_flags(corpus, text_column, data_format, table) | {"spark.master": master}
+    flags = source_flags(corpus, None, text_column, data_format, table) | {"spark.master": master}
     resolved = resolve_settings(None, config, assignments, flags).config
     if not resolved.data.is_table:
         resolved = resolved.model_copy(update={"spark": resolved.spark.model_copy(update={"master": "none"})})
     check_placement(resolved)
     trained = load_model(model)
-    if corpus is None or not is_dataset(corpus):
+    if dataset_address(resolved.data) is None:
         check_corpus(resolved.data)
     with show_progress(quiet) as watcher:
         if resolved.data.is_table:

@@ -26,8 +26,20 @@ FORMAT_NAMES = "text, lines, tokens, jsonl, csv, parquet"
 SETTINGS, TEXT, RUN, SHOWN = "Settings", "The text", "The run", "What is shown"
 
 Corpus = Annotated[
-    str | None,
-    typer.Argument(metavar="CORPUS", help="Text file, folder, glob or prepared dataset; none = the built-in sample."),
+    list[str] | None,
+    typer.Argument(
+        metavar="CORPUS",
+        help="Text files, folders or globs, in their order, or a prepared dataset; none = the built-in sample.",
+    ),
+]
+Validation = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--validation",
+        metavar="PLACE",
+        help="Validation text of its own, instead of a part of the corpus; may be given many times.",
+        rich_help_panel=TEXT,
+    ),
 ]
 ConfigFile = Annotated[
     str | None,
@@ -130,11 +142,26 @@ LogFormat = Annotated[
 ]
 
 
+def one_or_several(places: list[str] | None) -> str | list[str] | None:
+    """Addresses as a setting has them; None where none is given."""
+    return places[0] if places and len(places) == 1 else places or None
+
+
 def source_flags(
-    corpus: str | None, text_column: str | None, data_format: str | None, table: str | None
+    corpus: list[str] | None,
+    validation: list[str] | None,
+    text_column: str | None,
+    data_format: str | None,
+    table: str | None,
 ) -> dict[str, object]:
     """The settings of where the text comes from."""
-    return {"data.corpus": corpus, "data.text_column": text_column, "data.format": data_format, "data.table": table}
+    return {
+        "data.corpus": one_or_several(corpus),
+        "data.validation": one_or_several(validation),
+        "data.text_column": text_column,
+        "data.format": data_format,
+        "data.table": table,
+    }
 
 
 def resolve_settings(

@@ -20,6 +20,7 @@ from sparklm.cli.options import (
     Quiet,
     Table,
     TextColumn,
+    Validation,
     check_placement,
     program_name,
     resolve_settings,
@@ -34,6 +35,7 @@ def prepare(
     config: ConfigFile = None,
     assignments: Assignments = None,
     preset: Preset = None,
+    validation: Validation = None,
     data_format: Format = None,
     text_column: TextColumn = None,
     table: Table = None,
@@ -50,7 +52,7 @@ def prepare(
     from sparklm.text.prepare import prepare as prepare_dataset
 
     logs.set_up(log_level, log_format)
-    flags = source_flags(corpus, text_column, data_format, table) | {"spark.master": master}
+    flags = source_flags(corpus, validation, text_column, data_format, table) | {"spark.master": master}
     resolution = resolve_settings(preset, config, assignments, flags)
     resolved = resolution.config
     check_placement(resolved)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shlex
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from sparklm.cli.options import (
     Quiet,
     Table,
     TextColumn,
+    Validation,
     check_placement,
     program_name,
     resolve_settings,
@@ -49,14 +49,12 @@ if TYPE_CHECKING:
     from sparklm.storage import Folder
     from sparklm.training.stopping import StopRequest
 
+_SHOWN_WORDS = 8  # of the prompt
 _STOPPING = "stopping: a checkpoint is saved after what is under way; once more leaves at once"
 
 
 def train(
     corpus: Corpus = None,
-    output: Annotated[
-        str | None, typer.Argument(metavar="OUTPUT", help="Also write the text that the model generates here.")
-    ] = None,
     config: ConfigFile = None,
     assignments: Assignments = None,
     preset: Preset = None,
@@ -79,6 +77,7 @@ def train(
             rich_help_panel=SETTINGS,
         ),
     ] = None,
+    validation: Validation = None,
     data_format: Format = None,
     text_column: TextColumn = None,
     table: Table = None,
@@ -96,6 +95,10 @@ def train(
         bool,
         typer.Option("--resume", help="Go on with the run in --run, with its own settings.", rich_help_panel=RUN),
     ] = False,
+    text_out: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Also write the text that the model generates here.", rich_help_panel=RUN),
+    ] = None,
     master: Master = None,
     event_log: Annotated[
         str | None,
@@ -123,24 +126,22 @@ def train(
     if resume and run is None:
         raise UserError("--resume needs --run DIR: which run to go on with")
     if data_format is None:
-        explain_positionals([argument for argument in (corpus, output) if argument is not None])
-    flags = source_flags(corpus, text_column, data_format, table) | {
+        explain_positionals(corpus or [])
+    corpus, text_out = _input_and_output(corpus or [], text_out, preset, config)
+    flags = source_flags(corpus, validation, text_column, data_format, table) | {
         "spark.master": master,
         "training.epochs": epochs,
         "training.max_minutes": minutes,
         "output.run": run,
-        "output.text": output,
+        "output.text": text_out,
         "output.tensorboard": tensorboard or None,
         "output.mlflow": mlflow,
         "spark.event_log": event_log,
     }
     resolution = resolve_settings(preset, config, assignments, flags, resumed_run=run if resume else None)
     folder = Folder(resolution.config.output.run or _new_run_name())
-    if output is not None and os.path.exists(output) and not folder.exists():
-        raise UserError(
-            f"OUTPUT {output} is there already; choose another place for the generated text. To train on several "
-            "files, give their folder, or a glob in quotes"
-        )
+    if text_out is not None:
+        _check_text_out(text_out, folder)
     stop = StopRequest()
     with show_progress(quiet) as watcher, stopping_on_signals(stop, lambda: watcher.note(_STOPPING)):
         for note in resolution.notes:
@@ -153,6 +154,31 @@ def train(
             watcher.note(_after_interrupt(folder))
             raise typer.Exit(exit_code(stop)) from None
     _print_result(result, folder, has_dropout=resolution.config.model.dropout > 0)
+
+
+def _input_and_output(
+    corpus: list[str], text_out: str | None, preset: str | None, config: str | None
+) -> tuple[list[str], str | None]:
+    """The sources, and the file for generated text; one of the earlier systems names both by its two arguments."""
+    from sparklm.config.presets import IN_AND_OUT_PRESET
+    from sparklm.config.resolve import chosen_preset
+
+    if len(corpus) == 2 and text_out is None and chosen_preset(preset, config) == IN_AND_OUT_PRESET:
+        return corpus[:1], corpus[1]
+    return corpus, text_out
+
+
+def _check_text_out(address: str, run: Folder) -> None:
+    """Refuse to overwrite a file, unless the run in the folder was already asked to write it."""
+    from sparklm.job import output_place
+    from sparklm.training.run import CONFIG, SAMPLE_TEXT, read_run
+
+    folder, name = output_place(address, SAMPLE_TEXT)
+    if not folder.exists(name) or (run.exists(CONFIG) and read_run(run).config.output.text == address):
+        return
+    raise UserError(
+        f"{folder.address(name)} is there already and is not overwritten; choose another place for the generated text"
+    )
 
 
 def _run_job(config: Config, folder: Folder, watcher: Tracker, stop: StopRequest, *, resume: bool) -> JobResult:
@@ -179,16 +205,21 @@ def _print_result(result: JobResult, folder: Folder, *, has_dropout: bool) -> No
     record = result.model_record
     seconds = sum(entry.TimeStamp for entry in result.records) / 1000
     print(f"\n{result.sample}\n")
-    if record.ValidationLoss is not None:
+    if record.ValidationLoss is not None and result.baseline is not None:
         perplexity = "" if record.Perplexity is None else f", perplexity {record.Perplexity:.2f}"
-        print(f"validation loss {record.ValidationLoss:.4f}{perplexity}")
+        baseline = f"{result.baseline.guess}: {result.baseline.loss:.4f}"
+        print(f"validation loss {record.ValidationLoss:.4f}{perplexity} ({baseline})")
+        verdict = result.baseline.verdict(record.ValidationLoss, record.TrainingLoss)
+        if verdict is not None:
+            print(verdict)
     epoch = "the last epoch" if record == result.records[-1] else f"epoch {record.Epoch}"
     dropout = ", with dropout" if has_dropout else ""
     print(f"training loss {record.TrainingLoss:.4f} (mean of {epoch}'s steps{dropout})")
     print(f"{count(len(result.records), 'epoch')} in {seconds:.1f} s")
     print("\n".join(f"  {file}" for file in result.files))
-    opening = " ".join(itertools.takewhile(lambda word: "\ufffd" not in word, result.sample.split()[:3]))
-    print(f"try: {program_name()} generate {shlex.quote(str(folder))} {shlex.quote(opening)}")
+    words = [word for word in result.prompt.split() if any(map(str.isalnum, word))]
+    prompt = shlex.quote(" ".join(words[:_SHOWN_WORDS]))
+    print(f"try: {program_name()} generate {shlex.quote(str(folder))} {prompt}")
 
 
 def _new_run_name() -> str:

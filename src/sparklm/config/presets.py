@@ -7,6 +7,7 @@ import difflib
 from sparklm.errors import UserError
 
 DEFAULT_PRESET = "gpt-tiny"
+IN_AND_OUT_PRESET = "s3-attention"  # the system whose two arguments are the text and a file for what it generates
 # How the earlier systems learned: one rate from beginning to end, and nothing that came later.
 _AS_THEN: dict[str, object] = {
     "model.num_layers": 1,

@@ -6,7 +6,7 @@ nearest key that exists.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,7 @@ def resolve(
     `base`, a name and a config, takes the place of the defaults: that is how a run goes on with its own settings.
     """
     file_values = read_config_file(config_file) if config_file is not None else {}
-    system_key = None if preset or base else next((key for key in SYSTEM_PRESETS if key in file_values), None)
+    system_key = None if preset or base else _system_key(file_values)
     name = preset or SYSTEM_PRESETS.get(system_key or "", DEFAULT_PRESET)
     problems: list[str] = []
     layers: list[_Layer] = [] if base is None else [(base[0], flat_settings(base[1]))]
@@ -64,9 +64,25 @@ def resolve(
     if system_key is not None:
         notes.append(f"{config_file} has {system_key}, so it starts from the preset {name}; --preset chooses another")
     notes += _drop_impossible_properties(values, provenance, master)
-    config = _validate(values, provenance, problems)
     chosen = {key: source for key, source in provenance.items() if base is None or source != base[0]}
+    problems += _contradictions({key for key, source in chosen.items() if source != f"preset {name}"})
+    config = _validate(values, provenance, problems)
     return Resolution(config=config, provenance=provenance, notes=[*notes, *_unused_settings(config, chosen)])
+
+
+def chosen_preset(preset: str | None, config_file: str | None) -> str:
+    """The preset that settings start from: the one that is named, else the one that a config file's keys are known by.
+
+    >>> chosen_preset("gpt-small", None), chosen_preset(None, None)
+    ('gpt-small', 'gpt-tiny')
+    """
+    file_values = {} if preset or config_file is None else read_config_file(config_file)
+    return preset or SYSTEM_PRESETS.get(_system_key(file_values) or "", DEFAULT_PRESET)
+
+
+def _system_key(file_values: Mapping[str, object]) -> str | None:
+    """The key by which a config file is known as one of the earlier systems'."""
+    return next((key for key in SYSTEM_PRESETS if key in file_values), None)
 
 
 def known_keys() -> dict[str, object]:
@@ -82,12 +98,23 @@ def describe(resolution: Resolution) -> list[tuple[str, object, str, str]]:
     ]
 
 
+def _contradictions(given: Collection[str]) -> list[str]:
+    """What the user asked for in two ways of which only one can be meant."""
+    return [
+        f"{key} and data.validation_fraction: validation is a text of its own or a part of the corpus; give one of them"
+        for key in ("data.validation", "data.validation_table")
+        if key in given and "data.validation_fraction" in given
+    ]
+
+
 def _unused_settings(config: Config, provenance: Mapping[str, str]) -> list[str]:
     """Name what was set on purpose but has no effect on this job, so that nobody is misled."""
     architecture, kind, objective = config.model.architecture, config.model.kind, config.objective
     reasons = _unused_sync_settings(config)
     if config.data.tokenizer not in ("bpe", "word"):
         reasons["data.vocab_size"] = f"the tokenizer {config.data.tokenizer} has as many ids as it needs"
+    if config.data.has_own_validation:
+        reasons["data.split"] = "validation is a text of its own"
     if objective == "embedding":
         reasons["training.label_smoothing"] = "there are no probabilities to smooth"
     else:

@@ -5,12 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 PositiveInt = Annotated[int, Field(ge=1, le=2**40)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 NonEmptyText = Annotated[str, Field(min_length=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _check_places(value: object) -> str | tuple[str, ...]:
+    """One address as it is, several as a tuple; a list of one is that one."""
+    places = tuple(value) if isinstance(value, list | tuple) else (value,)
+    if not places or not all(isinstance(place, str) for place in places):
+        raise ValueError("should be an address, or a list of addresses")
+    if "" in places:
+        raise ValueError("an address should have at least 1 character")
+    return places[0] if len(places) == 1 else places
+
+
+Places = Annotated[str | tuple[str, ...], BeforeValidator(_check_places)]
 
 
 class Section(BaseModel):

@@ -13,10 +13,11 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from sparklm.config.model import ModelConfig, architectures_that
-from sparklm.config.section import Fraction, NonEmptyText, PositiveInt, Section, Seed, alternatives, one_of
+from sparklm.config.section import Fraction, NonEmptyText, Places, PositiveInt, Section, Seed, alternatives, one_of
 from sparklm.text.formats import AUTO, format_names, formats_with_columns, suggested_format
 from sparklm.training.optim import OPTIMIZERS
 from sparklm.training.schedule import SCHEDULES
+from sparklm.wording import listed
 
 ExchangeKind = Literal["storage", "collective"]
 ObjectiveKind = Literal["next_token", "last_token", "embedding"]
@@ -28,8 +29,8 @@ TOKENIZER_FILES = (".json", ".tiktoken")
 class DataConfig(Section):
     """What the model learns from, and how it is cut up."""
 
-    corpus: NonEmptyText | None = Field(
-        None, description="file, folder, glob or prepared dataset; none = built-in sample"
+    corpus: Places | None = Field(
+        None, description="file, folder, glob, a list of these, or a prepared dataset; none = built-in sample"
     )
     tokenizer: NonEmptyText = Field("bpe", description="bpe, word, char, byte, gpt2, or a .json or .tiktoken file")
     vocab_size: Annotated[int, Field(ge=257, le=1_000_000)] | None = Field(
@@ -52,6 +53,10 @@ class DataConfig(Section):
     )
     split: Literal["auto", "document", "tail"] = Field("auto", description="how validation text is chosen")
     validation_fraction: Fraction = Field(0.1, description="part of the text kept for validation; 0 = none")
+    validation: Places | None = Field(
+        None, description="validation text of its own, as corpus: file, folder, glob or a list; none = a split"
+    )
+    validation_table: NonEmptyText | None = Field(None, description="table of Spark's catalog, instead of validation")
     embeddings: NonEmptyText | None = Field(
         None, description="random, word2vec, or a file of token embeddings; none = the model's own"
     )
@@ -67,7 +72,12 @@ class DataConfig(Section):
     @model_validator(mode="after")
     def _check_source(self) -> Self:
         if self.table is not None and self.corpus is not None:
-            raise ValueError(f"table {self.table} and corpus {self.corpus} are two sources; give one of them")
+            raise ValueError(f"table {self.table} and corpus {listed(self.places)} are two sources; give one of them")
+        if self.validation_table is not None and self.validation is not None:
+            raise ValueError(
+                f"validation_table {self.validation_table} and validation {listed(self.of_validation.places)} are two "
+                "sources; give one of them"
+            )
         if re.fullmatch(r"[A-Za-z][\w.]*", self.format) is None:
             raise ValueError(
                 f"format {self.format!r} is none of {', '.join(format_names())}, nor a name that Spark knows"
@@ -78,6 +88,27 @@ class DataConfig(Section):
         if self.table is None and self.is_table and self.corpus is None:
             raise ValueError(f"format {self.format} needs a corpus: where the data is")
         return self
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The addresses of the corpus, in their order; none for a table, and for the built-in sample."""
+        return (self.corpus,) if isinstance(self.corpus, str) else self.corpus or ()
+
+    @property
+    def has_own_validation(self) -> bool:
+        """Whether validation text is given, and none is split off the corpus."""
+        return self.validation is not None or self.validation_table is not None
+
+    @property
+    def of_validation(self) -> DataConfig:
+        """The same settings with the validation text as the corpus."""
+        given = {"corpus": self.validation, "table": self.validation_table}
+        return self.model_copy(update=given | {"validation": None, "validation_table": None})
+
+    @property
+    def wants_validation(self) -> bool:
+        """Whether there is to be validation text."""
+        return self.has_own_validation or self.validation_fraction > 0
 
     @property
     def is_table(self) -> bool:
@@ -104,6 +135,7 @@ class DataConfig(Section):
 class CleaningConfig(Section):
     """What is done to documents before they are tokenised; every step is counted."""
 
+    line_ends: Literal["lf", "keep"] = Field("lf", description="lf = CRLF line ends become LF; keep = as they are")
     gutenberg: bool = Field(False, description="cut off the licence around Project Gutenberg books")
     unicode: Literal["none", "NFC", "NFKC"] = Field("none", description="Unicode normalisation")
     min_length: Annotated[int, Field(ge=0)] = Field(0, description="characters below which a document is left out")
@@ -262,7 +294,7 @@ class GenerationConfig(Section):
     """The text written at the end of training."""
 
     prompt: str | None = Field(
-        None, description="what the text starts with; none = a few words that validation text starts with"
+        None, description="what the text starts with; none = the first words of a sentence of validation text"
     )
     max_new_tokens: PositiveInt = Field(120, description="tokens to add")
     temperature: Annotated[float, Field(ge=0)] = Field(0.7, description="0 = always the likeliest token")

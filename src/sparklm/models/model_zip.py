@@ -39,6 +39,7 @@ _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 _TOKENIZER, _TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 _SMALL_MEMBER_LIMIT = 256 * 2**20
 _LONGEST_CONTEXT = 2**20
+_READABLE_BY_ALL = 0o100644  # a plain file, as Unix has its mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,9 @@ def pack_model(shape: ModelShape, weights: dict[str, Tensor], tokenizer: Tokeniz
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, data in files.items():
-            archive.writestr(zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0)), data)
+            member = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+            member.external_attr = _READABLE_BY_ALL << 16
+            archive.writestr(member, data)
     return buffer.getvalue()
 
 

@@ -9,7 +9,7 @@ from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
 from sparklm.placement.protocol import EpochWork, SessionFacts
 from sparklm.progress.watcher import Watcher
-from sparklm.text.corpus import Corpus
+from sparklm.text.corpus import Corpus, corpus_name
 from sparklm.text.encode import ShardRequest, find_duplicates_here
 from sparklm.training.evaluations import EvaluationListener, OnEvaluation
 from sparklm.training.metrics import ClusterFigures
@@ -53,9 +53,8 @@ class InProcess:
 
     def open_table(self, data: DataConfig, cleaning: CleaningConfig) -> Corpus:
         """Refuse: only Spark can."""
-        raise UserError(
-            f"{data.table or f'{data.corpus} ({data.format})'} is read by Spark; choose a --master other than none"
-        )
+        name = data.table or f"{corpus_name(data)} ({data.format})"
+        raise UserError(f"{name} is read by Spark; choose a --master other than none")
 
     def prepare_training(self, run: Run, vocab_size: int) -> None:
         """Replicas take turns here; there is nothing to decide."""

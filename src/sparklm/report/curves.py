@@ -49,7 +49,7 @@ def loss(facts: RunFacts) -> Plot | Missing:
         add_line(figure, "training, mean of the epoch", _epoch_places(facts), means, BLUE)
     _add_validation(figure, facts)
     if facts.baseline is not None:
-        add_level(figure, f"baseline: {chart_text(facts.baseline.what)}", facts.baseline.loss, GREEN)
+        add_level(figure, f"baseline: {chart_text(facts.baseline.guess)}", facts.baseline.loss, GREEN)
     return Plot(name="loss", label="Training and validation loss by step", figure=figure, height=400)
 
 

@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel
 
+from sparklm.baseline import Baseline
 from sparklm.errors import UserError
 from sparklm.models.build import count_parameters
-from sparklm.report.statistics import STATS_JSON
+from sparklm.report.statistics import BASELINE, STATS_JSON
 from sparklm.storage import Folder
 from sparklm.text.shards import Dataset
 from sparklm.text.windows import WindowPlan
@@ -52,14 +53,6 @@ class Missing:
     kind: str = "missing"
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """The loss of something simpler than a model, and what that is."""
-
-    loss: float
-    what: str
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunFacts:
     """What there is to know of a run."""
@@ -84,6 +77,12 @@ class RunFacts:
         """The epoch that the model's weights come from, or the last one that is done."""
         number = self.statistics.get("the model's epoch")
         return next((epoch for epoch in self.epochs if epoch.Epoch == number), self.epochs[-1] if self.epochs else None)
+
+    @property
+    def baseline(self) -> Baseline | None:
+        """What the model's validation loss is compared with."""
+        found = self.statistics.get(BASELINE)
+        return Baseline.model_validate(found) if isinstance(found, dict) else None
 
     def of_steps(self, field: str) -> npt.NDArray[Any]:
         """A field of all logged steps."""
@@ -135,14 +134,6 @@ class RunFacts:
         """What turns a validation loss into bits per byte of this run's validation text."""
         pairs = [(epoch.BitsPerByte, epoch.ValidationLoss) for epoch in self.epochs]
         return next((bits / loss for bits, loss in pairs if bits is not None and loss), None)
-
-    @property
-    def baseline(self) -> Baseline | None:
-        """What a loss is to be held against, where the statistics have it."""
-        match self.statistics.get("baseline"):
-            case {"loss": float(loss), "what": str(what)}:
-                return Baseline(loss, what)
-        return None
 
     @property
     def num_parameters(self) -> int | None:

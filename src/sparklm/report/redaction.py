@@ -32,6 +32,8 @@ def shown_settings(config: Config) -> dict[str, object]:
 def _shown(key: str, value: object) -> object:
     if key.startswith("spark.properties.") and _SECRET_NAME.search(key):
         return HIDDEN
+    if isinstance(value, tuple):
+        return [hide_credentials(place) for place in value]
     return hide_credentials(value) if isinstance(value, str) else value
 
 

@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from sparklm.config import describe_setting
 from sparklm.report import curves, vocabulary
 from sparklm.report.charts import evenly
-from sparklm.report.facts import NO_SPARK, Missing, RunFacts
+from sparklm.report.facts import NO_SPARK, WRITTEN_LAST, Missing, RunFacts
 from sparklm.report.parts import SampleCard, Samples, Section, Settings, Table
 from sparklm.report.redaction import shown_settings
+from sparklm.report.statistics import BASELINE
 from sparklm.report.timeline import MOST_BARS, timeline
+from sparklm.text.validation import describe_validation
 from sparklm.training.metrics import COLUMNS, Column, columns_of, measured
 from sparklm.training.records import EVALUATIONS, Sample
 from sparklm.training.run import SAMPLE_TEXT
@@ -46,7 +48,28 @@ def head_facts(facts: RunFacts) -> list[tuple[str, str]]:
         ),
         ("replicas", "1" if replicas == 1 else f"{replicas}, {config.distributed.strategy}"),
         ("epochs", f"{len(facts.epochs)} of {facts.planned_epochs}"),
+        ("validation text", _validation_text(facts)),
+        ("baseline", _baseline(facts)),
     ]
+
+
+def _validation_text(facts: RunFacts) -> str:
+    if facts.dataset is None:
+        return facts.missing["dataset"].reason
+    if facts.dataset.manifest.num_tokens("validation") == 0:
+        return "none"
+    return describe_validation(facts.dataset.manifest) or "not recorded"
+
+
+def _baseline(facts: RunFacts) -> str:
+    """What guessing would score, and whether the model does better; or why that is not known."""
+    baseline, loss = facts.baseline, facts.final("ValidationLoss")
+    if baseline is None:
+        absent = "not measured when this run was trained" if facts.statistics else WRITTEN_LAST
+        return str(facts.statistics.get(BASELINE, absent))
+    shown = f"{baseline.guess}: loss {baseline.loss:.4f}, accuracy {baseline.accuracy:.4f}"
+    is_beaten = loss is not None and baseline.is_beaten_by(loss)
+    return shown if is_beaten else f"{shown}; the model does no better"
 
 
 def run_sections(facts: RunFacts) -> list[Section]:

@@ -10,31 +10,44 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
 from sparklm import __version__
+from sparklm.baseline import NO_BASELINE, Baseline
 from sparklm.placement.protocol import Placement
 from sparklm.text.shards import Manifest
+from sparklm.text.validation import describe_validation
 from sparklm.training.fit import FitResult
 from sparklm.training.metrics import COLUMNS, EpochRecord, columns_of, measured
 from sparklm.training.run import Run
 from sparklm.wording import text_table
 
 STATS_JSON, STATS_TEXT = "stats.json", "stats.txt"
+BASELINE = "baseline"
 _GIT_SECONDS = 5.0
 _EPOCHS = "each epoch"
 _HEADING_WIDTH = 10
 
 
 def write_statistics(
-    run: Run, manifest: Manifest, result: FitResult, placement: Placement, seconds: Mapping[str, float]
+    run: Run,
+    manifest: Manifest,
+    result: FitResult,
+    baseline: Baseline | None,
+    placement: Placement,
+    seconds: Mapping[str, float],
 ) -> None:
     """Write both files; of a session, the seconds of its stages."""
-    facts = _collect_facts(run, manifest, result, placement, seconds)
+    facts = _collect_facts(run, manifest, result, baseline, placement, seconds)
     lines = [f"{name}: {_shown(value)}" for name, value in facts.items() if name != _EPOCHS]
     run.folder.write_json(STATS_JSON, facts)
     run.folder.write_text(STATS_TEXT, "\n".join([*lines, "", f"{_EPOCHS}:", *summary_table(result.records), ""]))
 
 
 def _collect_facts(
-    run: Run, manifest: Manifest, result: FitResult, placement: Placement, seconds: Mapping[str, float]
+    run: Run,
+    manifest: Manifest,
+    result: FitResult,
+    baseline: Baseline | None,
+    placement: Placement,
+    seconds: Mapping[str, float],
 ) -> dict[str, object]:
     """Everything together; None is what was not measured."""
     import torch
@@ -56,9 +69,11 @@ def _collect_facts(
         "training tokens seen": sum(entry.Tokens for entry in records),
         "the model's epoch": last.Epoch,
         **{column.label: last.figure(name) for name, column in columns_of("final").items()},
+        BASELINE: f"none: {NO_BASELINE}" if baseline is None else baseline.model_dump(),
         "documents": manifest.counts.documents,
         "text bytes": manifest.counts.text_bytes,
         "kept bytes": manifest.counts.kept_bytes,
+        "validation text": describe_validation(manifest),
         "dataset tokens": {split: manifest.num_tokens(split) for split in manifest.splits},
         "vocabulary": manifest.vocab_size,
         "exchanged bytes of a replica": _total(entry.ExchangedBytes for entry in records),

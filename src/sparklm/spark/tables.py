@@ -18,7 +18,7 @@ from sparklm.spark.duplicates import SIGNATURE_SCHEMA, find_duplicates, signatur
 from sparklm.spark.task_logs import this_task
 from sparklm.spark.tasks import arrow_batch, arrow_rows, map_arrow, name_jobs, run_query
 from sparklm.text.cleaning import clean
-from sparklm.text.corpus import SHARD_TEXT_BYTES, TOKENIZER_SAMPLE_BYTES
+from sparklm.text.corpus import SHARD_TEXT_BYTES, TOKENIZER_SAMPLE_BYTES, corpus_name
 from sparklm.text.encode import ShardRequest, ShardResult, encode_shard, sign_shard
 from sparklm.text.formats import Form
 from sparklm.text.readers import Chunk, make_chunk, missing_column
@@ -39,7 +39,7 @@ class TableCorpus:
     def __init__(self, session: SparkSession, data: DataConfig, cleaning: CleaningConfig) -> None:
         self._session, self._cleaning = session, cleaning
         self._rows = _open_rows(session, data)
-        self._name = data.table or str(data.corpus)
+        self._name = corpus_name(data)
         name_jobs(session, f"sparklm: prepare, look at {self._name}")
         facts_of_all = (
             "count(*) as num_rows",
@@ -106,6 +106,10 @@ class TableCorpus:
         rows = run_query(self._session, lambda: map_arrow(self._shards(), encode, _RESULT_SCHEMA))
         return [ShardResult.model_validate_json(row.result) for row in rows]
 
+    def name_document(self, request: ShardRequest, with_duplicates: set[int], shard: int, place: int) -> str | None:
+        """Rows have no names."""
+        return None
+
     def _shards(self) -> DataFrame:
         rows = self._rows.repartition(self._num_shards, "hash").sortWithinPartitions("hash", "text")
         return rows.select("hash", "text")
@@ -117,9 +121,9 @@ def _open_rows(session: SparkSession, data: DataConfig) -> DataFrame:
     from pyspark.errors import AnalysisException, PySparkException
     from pyspark.sql import functions as F
 
-    source = f"table {data.table}" if data.table else f"{data.corpus} as {data.format}"
+    source = f"table {data.table}" if data.table else f"{corpus_name(data)} as {data.format}"
     try:
-        table = session.table(data.table) if data.table else session.read.format(data.format).load(data.corpus)
+        table = session.table(data.table) if data.table else session.read.format(data.format).load(list(data.places))
         names = table.columns
         if data.text_column not in names:
             raise missing_column(source, data.text_column, names)

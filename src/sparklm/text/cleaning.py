@@ -2,10 +2,11 @@
 
 The steps run in this order, chunk by chunk, so that no document has to fit in memory:
 
-1. `cleaning.gutenberg`: what stands around the text of a Project Gutenberg book is cut off.
-2. `cleaning.unicode`: NFC or NFKC.
-3. Documents without any text are left out (always), and those shorter than `cleaning.min_length` characters.
-4. `cleaning.duplicates`: `exact` keeps the first of equal documents; `near` the first of those that share most of
+1. `cleaning.line_ends`: the line ends CRLF become LF. No reader cuts between the two (readers.py).
+2. `cleaning.gutenberg`: what stands around the text of a Project Gutenberg book is cut off.
+3. `cleaning.unicode`: NFC or NFKC.
+4. Documents without any text are left out (always), and those shorter than `cleaning.min_length` characters.
+5. `cleaning.duplicates`: `exact` keeps the first of equal documents; `near` the first of those that share most of
    their word sequences, found by MinHash with locality-sensitive hashing.
 
 Duplicates are found in a pass before (`Signature` of every document, compared wherever the work runs): a document is
@@ -69,6 +70,8 @@ def clean(
         if chunk.starts_document:
             number, held, held_length = number + 1, [], 0
             is_kept, has_text, book = False, False, _Book()
+        if cleaning.line_ends == "lf":
+            chunk = with_line_feeds(chunk, counts)
         if cleaning.gutenberg:
             chunk = book.without_licence(chunk, counts)
         if cleaning.unicode != "none":
@@ -93,6 +96,15 @@ def clean(
                 counts["kept_bytes"] += num_bytes
                 yield from ((number, part) for part in held)
             held = []
+
+
+def with_line_feeds(chunk: Chunk, counts: Counter[str]) -> Chunk:
+    """A chunk whose line ends are LF alone."""
+    num_crlf = chunk.data.count(b"\r\n")
+    if num_crlf == 0:
+        return chunk
+    counts["crlf_line_ends"] += num_crlf
+    return replace(chunk, data=chunk.data.replace(b"\r\n", b"\n"))
 
 
 class _Book:

@@ -17,13 +17,14 @@ import numpy as np
 from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
 from sparklm.text.cleaning import clean
-from sparklm.text.encode import ShardRequest, ShardResult, encode_shard_task
+from sparklm.text.encode import NameRequest, ShardRequest, ShardResult, encode_shard_task, name_document_task
 from sparklm.text.formats import AUTO, FORMATS, PLAIN_TEXT, SAMPLE, Form, read_chunks
 from sparklm.text.readers import Chunk, Piece, read_head
 from sparklm.text.shards import Input
-from sparklm.text.sources import Source, cut_pieces, list_sources
+from sparklm.text.sources import Source, cut_pieces, gather_sources
 from sparklm.text.token_files import HEAD_BYTES, Vocabulary, detect_form, survey_ids
 from sparklm.text.windows import permute
+from sparklm.wording import listed
 
 if TYPE_CHECKING:
     from sparklm.placement.protocol import Placement
@@ -57,15 +58,23 @@ class Corpus(Protocol):
     def encode(self, request: ShardRequest, with_duplicates: set[int]) -> list[ShardResult]:
         """Make every shard; `request` is filled in for each."""
 
+    def name_document(self, request: ShardRequest, with_duplicates: set[int], shard: int, place: int) -> str | None:
+        """The name of a document by its place among those of a shard that are kept; None where they have none."""
+
 
 def open_corpus(data: DataConfig, cleaning: CleaningConfig, placement: Placement) -> Corpus:
     """The documents: files that tasks read by themselves, or a table that Spark reads."""
     return placement.open_table(data, cleaning) if data.is_table else FileCorpus(data, cleaning, placement)
 
 
-def corpus_address(data: DataConfig) -> str:
-    """The address of the corpus, or the built-in sample's where none is named."""
-    return data.table or data.corpus or SAMPLE
+def corpus_places(data: DataConfig) -> tuple[str, ...]:
+    """The addresses of a corpus of files, or the built-in sample's where none is named."""
+    return data.places or (SAMPLE,)
+
+
+def corpus_name(data: DataConfig) -> str:
+    """What messages call the corpus."""
+    return data.table or listed(corpus_places(data))
 
 
 class FileCorpus:
@@ -73,9 +82,13 @@ class FileCorpus:
 
     def __init__(self, data: DataConfig, cleaning: CleaningConfig, placement: Placement) -> None:
         self._data, self._cleaning, self._placement = data, cleaning, placement
-        sources = list_sources(corpus_address(data), data.format)
+        sources, notes = gather_sources(corpus_places(data), data.format)
+        if data.validation is not None:
+            sources, left_out = _without_validation(sources, data)
+            notes += left_out
         self.inputs = [Input(name=file.name, num_bytes=file.num_bytes, modified=file.modified) for file in sources]
-        sources, self.form, self.notes = _recognise_ids(sources, data)
+        sources, self.form, assumed = _recognise_ids(sources, data)
+        self.notes = notes + assumed
         self.text_bytes = sum(file.num_bytes * (_PACKED if file.is_packed else 1) for file in sources)
         self._pieces = cut_pieces(sources, whole_documents=cleaning.needs_whole_documents)
 
@@ -117,11 +130,29 @@ class FileCorpus:
         )
         return [ShardResult.model_validate_json(answer) for answer in answers]
 
+    def name_document(self, request: ShardRequest, with_duplicates: set[int], shard: int, place: int) -> str | None:
+        """Let a task read the shard's text again, up to there."""
+        order = NameRequest(**dict(self._requests(request, with_duplicates)[shard]), place=place).model_dump_json()
+        title = "sparklm: prepare, look where validation begins"
+        (answer,) = self._placement.run_tasks(name_document_task, [order], title)
+        name: str | None = json.loads(answer)
+        return name
+
     def _requests(self, request: ShardRequest, with_duplicates: set[int]) -> list[ShardRequest]:
         return [
             request.model_copy(update={"number": number, "pieces": group, "has_duplicates": number in with_duplicates})
             for number, group in enumerate(group_pieces(self._pieces, SHARD_TEXT_BYTES))
         ]
+
+
+def _without_validation(sources: list[Source], data: DataConfig) -> tuple[list[Source], list[str]]:
+    """The files that are not validation text as well, and a note on those that are."""
+    validation = {source.address for source in gather_sources(data.of_validation.places, data.format)[0]}
+    kept = [source for source in sources if source.address not in validation]
+    if not kept:
+        raise UserError(f"all of {corpus_name(data)} is validation text (data.validation): nothing is left to train on")
+    both = [source.name for source in sources if source.address in validation]
+    return kept, [f"validation text, so not trained on: {listed(both)}"] if both else []
 
 
 def _recognise_ids(sources: list[Source], data: DataConfig) -> tuple[list[Source], Form, list[str]]:

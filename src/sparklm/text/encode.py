@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -25,6 +26,7 @@ from sparklm.text.tokenizer import Tokenizer
 
 SHARD_TOKENS = 8 * 1024 * 1024  # a shard is closed at this length, so that what a task holds is bounded
 DUPLICATES = "duplicates"  # a folder beside the shards while they are made: the documents to leave out
+MOST_NAMES = 20  # of validation documents that are recorded
 TokenIds = npt.NDArray[np.uint32]
 
 
@@ -40,7 +42,13 @@ class ShardRequest(BaseModel):
     form: Form
     cleaning: CleaningConfig
     has_duplicates: bool = False
-    validation_fraction: float  # of documents; 0 puts everything into the train shard
+    validation_fraction: float  # of documents; 0 puts everything into the train shard, 1 into that of validation
+
+
+class NameRequest(ShardRequest):
+    """Asks for the name of a document, by its place among those of the shard that are kept."""
+
+    place: int
 
 
 class ShardResult(BaseModel):
@@ -50,6 +58,8 @@ class ShardResult(BaseModel):
     shards: list[tuple[Split, Shard]]
     counts: Counts
     repaired_documents: set[str]  # by name, because a long document may lie in several shards
+    validation_documents: int  # that end in this shard
+    validation_names: list[str]  # of the first of them
 
 
 def encode_shard_task(order: str) -> str:
@@ -67,6 +77,8 @@ def encode_shard(request: ShardRequest, chunks: Iterable[Chunk], counts: Counter
     lengths: Counter[Split] = Counter()
     shards: list[tuple[Split, Shard]] = []
     repaired_documents: set[str] = set()
+    validation_names: dict[str, None] = {}  # in order
+    validation_documents = 0
     duplicates = _read_duplicates(folder, request.number) if request.has_duplicates else set()
 
     def close(split: Split) -> None:
@@ -78,6 +90,10 @@ def encode_shard(request: ShardRequest, chunks: Iterable[Chunk], counts: Counter
         if chunk.repaired_sequences:
             repaired_documents.add(chunk.document)
         split = split_of(chunk.document, request.validation_fraction)
+        if split == "validation":
+            validation_documents += chunk.ends_document
+            if len(validation_names) < MOST_NAMES:
+                validation_names[chunk.document] = None
         tokens = encode_chunk(chunk, request.form, tokenizer)
         rows[split].append(tokens)
         lengths[split] += len(tokens)
@@ -86,7 +102,25 @@ def encode_shard(request: ShardRequest, chunks: Iterable[Chunk], counts: Counter
     for split in rows:
         if rows[split]:
             close(split)
-    return ShardResult(shards=shards, counts=Counts(**counts), repaired_documents=repaired_documents)
+    return ShardResult(
+        shards=shards,
+        counts=Counts(**counts),
+        repaired_documents=repaired_documents,
+        validation_documents=validation_documents,
+        validation_names=list(validation_names),
+    )
+
+
+def name_document_task(order: str) -> str:
+    """The name of one document of a shard of files, found by reading the shard up to it."""
+    request = NameRequest.model_validate_json(order)
+    duplicates = _read_duplicates(Folder(request.dataset_url), request.number) if request.has_duplicates else set()
+    left = request.place
+    for _, chunk in clean(_read_all(request, Counter()), request.cleaning, Counter(), duplicates):
+        if left == 0:
+            return json.dumps(chunk.document)
+        left -= chunk.ends_document
+    return json.dumps(None)
 
 
 def encode_chunk(chunk: Chunk, form: Form, tokenizer: Tokenizer) -> TokenIds:

@@ -4,16 +4,20 @@ The work is cut into shards by the sizes of the documents alone, so the same cor
 runs the shards: a loop in this process or tasks on a cluster. Run again on a complete dataset, it returns at once.
 
     corpus ─▶ tokenizer, from a sample ─▶ [signatures ─▶ duplicates] ─▶ shards ─▶ manifest
+
+Validation is a part of the corpus, or a text of its own (`data.validation`), which goes through the same steps with the
+corpus' tokenizer.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
 from sparklm.storage import Folder, split_url
-from sparklm.text.corpus import Corpus, corpus_address, open_corpus
+from sparklm.text.corpus import Corpus, corpus_name, corpus_places, open_corpus
 from sparklm.text.encode import DUPLICATES, ShardRequest, ShardResult
 from sparklm.text.formats import SAMPLE
 from sparklm.text.shards import (
@@ -26,18 +30,41 @@ from sparklm.text.shards import (
     Segment,
     Shard,
     Split,
+    SplitRule,
+    ValidationText,
+    is_dataset,
+    open_split,
     read_manifest,
     token_dtype,
 )
 from sparklm.text.sources import iterate_sources
 from sparklm.text.tokenizer import Tokenizer
 from sparklm.text.tokenizer_kinds import choose_vocab_size, make_ids_tokenizer, make_tokenizer, needs_text
+from sparklm.text.validation import name_documents, name_tail
 
 if TYPE_CHECKING:
     from sparklm.placement.protocol import Placement
 
 FEW_DOCUMENTS = 100  # with fewer, a split by document leaves validation to chance
 _MOST_NAMELESS_IDS = 1 << 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Texts:
+    """What a dataset is made from: the corpus, and validation text of its own where that is given."""
+
+    corpus: Corpus
+    validation: Corpus | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Encoded:
+    """A text that is encoded, and what it was encoded by."""
+
+    request: ShardRequest
+    with_duplicates: set[int]
+    results: list[ShardResult]
+    counts: Counts
 
 
 def prepare(
@@ -47,8 +74,8 @@ def prepare(
 
     Another one is refused, or, where nothing was made of it yet, replaced.
     """
-    corpus = open_corpus(data, cleaning, placement)
-    request = _request(data, cleaning, corpus)
+    texts = _open_texts(data, cleaning, placement)
+    request = _request(data, cleaning, texts)
     if folder.exists(MANIFEST):
         manifest = read_manifest(folder)
         if manifest.request == request:
@@ -56,14 +83,14 @@ def prepare(
         if replace:
             folder.remove(MANIFEST)
             folder.remove()
-            return _make_dataset(data, cleaning, corpus, request, folder)
+            return _make_dataset(data, cleaning, texts, request, folder)
         listing = "\n".join(f"  {change}" for change in request.changes_since(manifest.request))
         raise UserError(
             f"{folder} holds a dataset of other text or settings:\n{listing}\nChoose another place, or delete it"
         )
     is_new = not folder.exists()
     try:
-        return _make_dataset(data, cleaning, corpus, request, folder)
+        return _make_dataset(data, cleaning, texts, request, folder)
     except UserError:
         if is_new:
             folder.remove()
@@ -71,52 +98,93 @@ def prepare(
 
 
 def check_corpus(data: DataConfig) -> None:
-    """Refuse a corpus that is not there, before anything is started for it (what is elsewhere is found out later)."""
-    if not data.is_table and split_url(corpus_address(data))[0] == "file":
-        next(iterate_sources(corpus_address(data), data.format))
+    """Refuse text that is not there, before anything is started for it (what is elsewhere is found out later)."""
+    _refuse_datasets(data)
+    for text in (data, data.of_validation) if data.has_own_validation else (data,):
+        for place in () if text.is_table else corpus_places(text):
+            if split_url(place)[0] == "file":
+                next(iterate_sources(place, text.format))
 
 
 def is_unchanged(data: DataConfig, cleaning: CleaningConfig, manifest: Manifest, placement: Placement) -> bool:
-    """Whether the corpus is still what a dataset was made from; True where there is no corpus left to compare."""
+    """Whether the text is still what a dataset was made from; True where there is no text left to compare."""
     try:
-        return manifest.request == _request(data, cleaning, open_corpus(data, cleaning, placement))
+        return manifest.request == _request(data, cleaning, _open_texts(data, cleaning, placement))
     except UserError:
         return True
 
 
-def _request(data: DataConfig, cleaning: CleaningConfig, corpus: Corpus) -> Request:
+def _open_texts(data: DataConfig, cleaning: CleaningConfig, placement: Placement) -> _Texts:
+    _refuse_datasets(data)
+    corpus, validation = open_corpus(data, cleaning, placement), None
+    if data.has_own_validation:
+        validation = open_corpus(data.of_validation, cleaning, placement)
+        if (corpus.form == "text") != (validation.form == "text"):
+            kinds = ["text" if text.form == "text" else "token ids" for text in (corpus, validation)]
+            raise UserError(
+                f"{corpus_name(data)} holds {kinds[0]}, but data.validation {corpus_name(data.of_validation)} holds "
+                f"{kinds[1]}; both must be of one kind (data.format says which)"
+            )
+    return _Texts(corpus=corpus, validation=validation)
+
+
+def _refuse_datasets(data: DataConfig) -> None:
+    """Refuse prepared datasets where only text can be: among several sources, and as validation text."""
+    among_several = next((place for place in data.places if len(data.places) > 1 and is_dataset(place)), None)
+    if among_several is not None:
+        raise UserError(
+            f"{among_several} is a prepared dataset, which cannot be joined with other sources; give it alone, or give "
+            "the text that it was made from"
+        )
+    as_validation = next((place for place in data.of_validation.places if is_dataset(place)), None)
+    if as_validation is not None:
+        raise UserError(f"data.validation {as_validation} is a prepared dataset; give the text that it was made from")
+
+
+def _request(data: DataConfig, cleaning: CleaningConfig, texts: _Texts) -> Request:
     """Everything that decides what the dataset holds."""
     names = {"tokenizer", "vocab_size", "split", "validation_fraction", "text_column", "format"}
-    address = corpus_address(data)
     steps = {f"cleaning.{name}": value for name, value in cleaning.model_dump().items()}
     return Request(
-        corpus=address if data.table or address == SAMPLE else Folder(address).absolute().url,
+        corpus=_addresses(data),
         settings={**data.model_dump(include=names), "smallest validation tail": data.window_size + 1, **steps},
-        inputs=corpus.inputs,
+        inputs=texts.corpus.inputs,
+        validation=_addresses(data.of_validation) if data.has_own_validation else None,
+        validation_inputs=[] if texts.validation is None else texts.validation.inputs,
     )
 
 
+def _addresses(data: DataConfig) -> str | list[str]:
+    """Where the corpus is, the same from every working directory."""
+    if data.table is not None:
+        return data.table
+    places = [place if place == SAMPLE else Folder(place).absolute().url for place in corpus_places(data)]
+    return places[0] if len(places) == 1 else places
+
+
 def _make_dataset(
-    data: DataConfig, cleaning: CleaningConfig, corpus: Corpus, request: Request, folder: Folder
+    data: DataConfig, cleaning: CleaningConfig, texts: _Texts, request: Request, folder: Folder
 ) -> Manifest:
-    if not any(source.num_bytes for source in corpus.inputs):
-        raise UserError(f"{corpus_address(data)} is empty: there is no text to train on")
-    tokenizer, notes = _choose_tokenizer(data, cleaning, corpus)
+    for text, corpus in ((data, texts.corpus), (data.of_validation, texts.validation)):
+        if corpus is not None and not any(source.num_bytes for source in corpus.inputs):
+            raise UserError(f"{corpus_name(text)} is empty: there is no text in it")
+    tokenizer, notes = _choose_tokenizer(data, cleaning, texts)
     folder.write_text(TOKENIZER, tokenizer.to_json())
-    rule = data.split if data.split != "auto" else "tail" if len(corpus.inputs) < FEW_DOCUMENTS else "document"
+    rule = _choose_split(data, texts)
     shard_request = ShardRequest(
         dataset_url=folder.absolute().url,
         tokenizer_sha256=tokenizer.fingerprint,
         text_column=data.text_column,
-        form=corpus.form,
-        cleaning=cleaning,
+        form=texts.corpus.form,
+        cleaning=cleaning if texts.corpus.form == "text" else cleaning.model_copy(update={"line_ends": "keep"}),
         validation_fraction=data.validation_fraction if rule == "document" else 0.0,
     )
-    with_duplicates = corpus.find_duplicates(shard_request) if cleaning.duplicates != "keep" else set()
-    results = corpus.encode(shard_request, with_duplicates)
-    counts = _count(results)
-    if counts.kept_documents == 0:
-        raise UserError(_nothing_left(corpus_address(data), counts))
+    encoded = _encode(data, texts.corpus, shard_request)
+    results, counts = encoded.results, encoded.counts
+    if texts.validation is not None:
+        of_validation = shard_request.model_copy(update={"form": texts.validation.form, "validation_fraction": 1.0})
+        own = _encode(data.of_validation, texts.validation, of_validation)
+        results, counts = results + own.results, counts + own.counts
     shards, splits = _assign(results)
     if rule == "tail":
         splits = split_tail(splits["train"], data.validation_fraction, smallest=data.window_size + 1)
@@ -132,9 +200,37 @@ def _make_dataset(
         counts=counts,
         notes=notes,
     )
-    folder.write_json(MANIFEST, manifest.model_dump())
+    named = name_documents(results) if rule != "tail" else _name_tail(texts.corpus, encoded, manifest, tokenizer)
+    folder.write_json(MANIFEST, manifest.model_copy(update={"validation_text": named}).model_dump())
     (folder / DUPLICATES).remove()
-    return manifest
+    return read_manifest(folder)
+
+
+def _choose_split(data: DataConfig, texts: _Texts) -> SplitRule:
+    if texts.validation is not None:
+        return "given"
+    if data.split != "auto":
+        return data.split
+    return "tail" if len(texts.corpus.inputs) < FEW_DOCUMENTS else "document"
+
+
+def _encode(data: DataConfig, corpus: Corpus, request: ShardRequest) -> _Encoded:
+    """Make the shards of a text; duplicates are looked for inside of it."""
+    with_duplicates: set[int] = set()
+    if request.cleaning.duplicates != "keep":
+        (Folder(request.dataset_url) / DUPLICATES).remove()  # those of the text before
+        with_duplicates = corpus.find_duplicates(request)
+    results = corpus.encode(request, with_duplicates)
+    counts = _count(results)
+    if counts.kept_documents == 0:
+        raise UserError(_nothing_left(corpus_name(data), counts))
+    return _Encoded(request=request, with_duplicates=with_duplicates, results=results, counts=counts)
+
+
+def _name_tail(corpus: Corpus, encoded: _Encoded, manifest: Manifest, tokenizer: Tokenizer) -> ValidationText | None:
+    folder = Folder(encoded.request.dataset_url)
+    streams = open_split(folder, manifest, "train"), open_split(folder, manifest, "validation")
+    return name_tail(corpus, encoded.request, encoded.with_duplicates, encoded.results, streams, tokenizer)
 
 
 def _count(results: list[ShardResult]) -> Counts:
@@ -142,14 +238,18 @@ def _count(results: list[ShardResult]) -> Counts:
     return sum((result.counts for result in results), Counts(repaired_documents=len(repaired)))
 
 
-def _choose_tokenizer(data: DataConfig, cleaning: CleaningConfig, corpus: Corpus) -> tuple[Tokenizer, list[str]]:
-    """The tokenizer and what to note about it: made from text, or for ids that are already there."""
+def _choose_tokenizer(data: DataConfig, cleaning: CleaningConfig, texts: _Texts) -> tuple[Tokenizer, list[str]]:
+    """The tokenizer and what to note about it: made from the corpus alone, or for ids that are already there."""
+    corpus, validation = texts.corpus, texts.validation
+    notes = [*corpus.notes, *(() if validation is None else validation.notes)]
     if corpus.form == "text":
         vocab_size = data.vocab_size or choose_vocab_size(corpus.text_bytes)
-        return make_tokenizer(data.tokenizer, corpus.sample_texts(), vocab_size), corpus.notes
-    if cleaning != CleaningConfig():
-        raise UserError(f"{corpus_address(data)} holds token ids, and cleaning works on text; leave its settings out")
+        return make_tokenizer(data.tokenizer, corpus.sample_texts(), vocab_size), notes
+    if cleaning.model_copy(update={"line_ends": "lf"}) != CleaningConfig():
+        raise UserError(f"{corpus_name(data)} holds token ids, and cleaning works on text; leave its settings out")
     vocabulary = corpus.survey_ids()
+    if validation is not None:
+        vocabulary.add(validation.survey_ids())
     if needs_text(data.tokenizer):
         if vocabulary.largest >= _MOST_NAMELESS_IDS:
             raise UserError(
@@ -159,10 +259,10 @@ def _choose_tokenizer(data: DataConfig, cleaning: CleaningConfig, corpus: Corpus
         size, owner = data.vocab_size or vocabulary.largest + 1, "data.vocab_size"
         tokenizer = make_ids_tokenizer(size, vocabulary.names)
         meaning = "the words beside them" if vocabulary.names else "their numbers; data.tokenizer says whose they are"
-        notes = [*corpus.notes, f"token ids up to {vocabulary.largest} stand for {meaning}"]
+        notes = [*notes, f"token ids up to {vocabulary.largest} stand for {meaning}"]
     else:
         tokenizer = make_tokenizer(data.tokenizer, [], 0)
-        notes, size, owner = corpus.notes, tokenizer.vocab_size, f"the tokenizer {data.tokenizer}"
+        size, owner = tokenizer.vocab_size, f"the tokenizer {data.tokenizer}"
     if vocabulary.largest >= size:
         raise UserError(
             f"{vocabulary.place}: token id {vocabulary.largest} is beyond the vocabulary of {owner}, which has ids "

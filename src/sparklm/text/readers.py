@@ -2,8 +2,8 @@
 
 Two neighbouring pieces of a file agree on the boundary between them, because it depends on the file alone: the first
 line start at or after an offset; in a line of plain text that is too long, the first space, or else the first character
-start. Invalid UTF-8 is replaced and counted. What cannot be read is refused with the file's name and the place, never
-skipped. formats.py has a reader for each format, made of these parts.
+start; never between CR and LF. Invalid UTF-8 is replaced and counted. What cannot be read is refused with the file's
+name and the place, never skipped. formats.py has a reader for each format, made of these parts.
 """
 
 from __future__ import annotations

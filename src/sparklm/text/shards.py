@@ -28,11 +28,13 @@ from sparklm.text.formats import AUTO, FORMATS
 from sparklm.text.sources import kind_of
 from sparklm.text.tokenizer import Tokenizer
 from sparklm.text.windows import Int64Array, Windows
+from sparklm.wording import listed
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 DATASET_FORMAT = "sparklm dataset 2"
 Split = Literal["train", "validation"]
+SplitRule = Literal["document", "tail", "given"]  # given = validation text of its own
 TokenArray = npt.NDArray[np.unsignedinteger]
 _MOST_OPEN_SHARDS = 512  # each takes a file descriptor
 _COUNTED_AT_ONCE = 1 << 20
@@ -81,6 +83,7 @@ class Counts(_Record):
     duplicate_bytes: int = 0
     licence_blocks: int = 0
     licence_bytes: int = 0
+    crlf_line_ends: int = 0
     normalised_bytes: int = 0
     repaired_documents: int = 0
     repaired_sequences: int = 0
@@ -105,9 +108,11 @@ class Input(_Record):
 class Request(_Record):
     """What a dataset was made from: the same request gives the same dataset."""
 
-    corpus: str
+    corpus: str | list[str]
     settings: dict[str, str | int | float | None]
     inputs: list[Input]
+    validation: str | list[str] | None = None  # the address of validation text of its own
+    validation_inputs: list[Input] = []
 
     def changes_since(self, old: Request) -> list[str]:
         """What is not as it was, a line each."""
@@ -116,19 +121,33 @@ class Request(_Record):
             for name, value in self.settings.items()
             if old.settings.get(name) != value
         ]
-        before, now = ({file.name: file for file in request.inputs} for request in (old, self))
-        kinds = {
-            "new": now.keys() - before.keys(),
-            "gone": before.keys() - now.keys(),
-            "changed": {name for name in before.keys() & now.keys() if before[name] != now[name]},
-        }
-        for kind, names in kinds.items():
-            if names:
-                shown = ", ".join(sorted(names)[:5])
-                lines.append(f"{len(names)} {kind}: {shown}{' …' if len(names) > 5 else ''}")
-        if self.corpus != old.corpus and not lines:
-            lines.append(f"corpus: {old.corpus} there, {self.corpus} here")
+        lines += _changed_inputs(old.inputs, self.inputs)
+        lines += [f"validation text, {line}" for line in _changed_inputs(old.validation_inputs, self.validation_inputs)]
+        if not lines:
+            places = (("corpus", old.corpus, self.corpus), ("validation", old.validation, self.validation))
+            lines = [f"{name}: {there} there, {here} here" for name, there, here in places if there != here]
         return lines
+
+
+def _changed_inputs(old: Sequence[Input], new: Sequence[Input]) -> Iterator[str]:
+    """Which files are new, gone or changed, a line each."""
+    before, now = ({file.name: file for file in files} for files in (old, new))
+    kinds = {
+        "new": now.keys() - before.keys(),
+        "gone": before.keys() - now.keys(),
+        "changed": {name for name in before.keys() & now.keys() if before[name] != now[name]},
+    }
+    for kind, names in kinds.items():
+        if names:
+            yield f"{len(names)} {kind}: {listed(sorted(names), most=5)}"
+
+
+class ValidationText(_Record):
+    """Which text is validation: whole documents, the first of them by name, or the end of the text from one on."""
+
+    documents: int | None  # None = the end of the text
+    names: list[str]  # of the end of the text, that of the document in which it begins
+    beginning: str = ""  # of the end of the text, its first words
 
 
 class Manifest(_Record):
@@ -141,9 +160,10 @@ class Manifest(_Record):
     dtype: Literal["uint16", "uint32"]
     shards: list[Shard]
     splits: dict[Split, list[Segment]]
-    split_rule: Literal["document", "tail"]
+    split_rule: SplitRule
     counts: Counts
     notes: list[str]  # what was assumed about the input
+    validation_text: ValidationText | None = None  # not there before it was recorded, or if there is no such text
 
     @property
     def keeps_documents_apart(self) -> bool:
@@ -154,8 +174,8 @@ class Manifest(_Record):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the manifest: two datasets with the same one hold the same tokens."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        """SHA-256 of the manifest as it was written: two datasets with the same one hold the same tokens."""
+        return hashlib.sha256(self.model_dump_json(exclude_unset=True).encode()).hexdigest()
 
     def num_tokens(self, split: Split) -> int:
         """How many tokens a split has."""
@@ -198,6 +218,11 @@ def _no_dataset(folder: Folder) -> Iterator[None]:
 def is_dataset(url: str) -> bool:
     """Whether an address is a prepared dataset rather than raw text."""
     return Folder(url).exists(MANIFEST) and Folder(url).exists(TOKENIZER)
+
+
+def dataset_address(data: DataConfig) -> str | None:
+    """The address of the prepared dataset that is given as the corpus; None where that is raw text."""
+    return data.corpus if isinstance(data.corpus, str) and is_dataset(data.corpus) else None
 
 
 class TokenStream:

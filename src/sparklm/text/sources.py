@@ -9,14 +9,15 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from sparklm.errors import UserError
 from sparklm.storage import open_filesystem, split_url
 from sparklm.text.formats import AUTO, FORMATS, PLAIN_TEXT, SAMPLE, sample_topics
 from sparklm.text.readers import COMPRESSIONS, UNCOMPRESSED, Piece
+from sparklm.wording import listed
 
 PIECE_BYTES = 4 * 1024 * 1024
 
@@ -44,6 +45,36 @@ def list_sources(corpus: str, file_format: str = AUTO) -> list[Source]:
     A format other than `auto` holds for every file, and a folder's files need no ending that says it.
     """
     return list(iterate_sources(corpus, file_format))
+
+
+def gather_sources(places: Sequence[str], file_format: str = AUTO) -> tuple[list[Source], list[str]]:
+    """The files of several places, in their order, each once; and a note on those that were found more than once.
+
+    Files of different places that have the same name get more of their address into it, so that each is told apart.
+    """
+    found: dict[str, Source] = {}
+    names: set[str] = set()
+    repeated: dict[str, None] = {}  # in the order in which they are found
+    for place in places:
+        for source in iterate_sources(place, file_format):
+            if source.address in found:
+                repeated[found[source.address].name] = None
+                continue
+            named = replace(source, name=_distinct_name(source, names))
+            names.add(named.name)
+            found[source.address] = named
+    notes = [f"named more than once, read once: {listed(list(repeated))}"] if repeated else []
+    return list(found.values()), notes
+
+
+def _distinct_name(source: Source, taken: set[str]) -> str:
+    """A file's name, with as many of the folders above it as set it apart from those before."""
+    name, parts = source.name, source.address.split("/")
+    length = name.count("/") + 1
+    while name in taken and length < len(parts):
+        length += 1
+        name = "/".join(parts[-length:])
+    return name
 
 
 def iterate_sources(corpus: str, file_format: str) -> Iterator[Source]:

@@ -253,7 +253,7 @@ class CpuMeter:
         self._last = now
         cores = psutil.cpu_count() or 1
         process_load = 100.0 * process / (wall * cores) if wall > 0 else 0.0
-        return min(100.0, process_load), 100.0 * busy / total if total > 0 else 0.0
+        return min(100.0, process_load), min(100.0, 100.0 * busy / total) if total > 0 else 0.0
 
     def _read(self) -> tuple[float, float, float, float]:
         own = self._process.cpu_times()

@@ -127,12 +127,17 @@ def make_plan(config: Config, dataset: Dataset) -> WindowPlan:
             f"no document is long enough for a window: each needs {needed} tokens (data.window_size {data.window_size} "
             "and one target) and windows do not cross documents. Use a smaller data.window_size, or data.windows=stream"
         )
-    if data.validation_fraction > 0 and validation_tokens == 0 and tokens >= 2 * needed:
+    if data.has_own_validation and validation_tokens < needed:
+        raise UserError(
+            f"the validation text is too short: it has {validation_tokens} tokens, but needs at least {needed} "
+            f"(data.window_size {data.window_size} and one target). Give more of it, or a smaller data.window_size"
+        )
+    if data.wants_validation and validation_tokens == 0 and tokens >= 2 * needed:
         raise UserError(
             f"the dataset has no validation text: of {manifest.counts.documents} documents none fell to validation. "
             "Use data.split=tail or a larger data.validation_fraction, or data.validation_fraction=0 to train without"
         )
-    if num_windows == 0 or (data.validation_fraction > 0 and validation_tokens < needed):
+    if num_windows == 0 or (data.wants_validation and validation_tokens < needed):
         raise UserError(
             f"the corpus is too short: it has {tokens + validation_tokens} tokens ({tokens} for training, "
             f"{validation_tokens} for validation), but each part needs at least {needed} (data.window_size "

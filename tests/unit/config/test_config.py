@@ -228,11 +228,50 @@ def test_heads_follow_the_width_unless_given(width: int, heads: int) -> None:
         (["data.format=a b"], "format 'a b' is none of auto, text"),
         (["data.format=orc"], "format orc needs a corpus"),
         (["data.table=a.b", "data.corpus=c"], "table a.b and corpus c are two sources"),
+        (["data.validation_table=a.b", "data.validation=c"], "validation_table a.b and validation c are two sources"),
+        (["data.validation=v", "data.validation_fraction=0.2"], "data.validation and data.validation_fraction: "),
+        (["data.validation_table=v", "data.validation_fraction=0"], "data.validation_table and data.validation_frac"),
     ],
 )
 def test_a_source_that_makes_no_sense_is_refused(assignments: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         resolve(assignments=assignments)
+
+
+SEVERAL = {
+    "a.conf": 'data.corpus = ["a.txt", "b.txt"]\n',
+    "a.yaml": "data: {corpus: [a.txt, b.txt]}\n",
+    "a.toml": '[data]\ncorpus = ["a.txt", "b.txt"]\n',
+    "a.json": '{"data": {"corpus": ["a.txt", "b.txt"]}}',
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_a_corpus_may_be_a_list(tmp_path: Path, name: str) -> None:
+    config = resolve(config_file=write(tmp_path, name, SEVERAL[name])).config
+    assert config.data.corpus == config.data.places == ("a.txt", "b.txt")
+    assert Config.model_validate_json(config.model_dump_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("corpus", "places"), [(None, ()), ("a.txt", ("a.txt",)), (["a.txt"], ("a.txt",)), (["a", "b"], ("a", "b"))]
+)
+def test_a_list_of_one_is_that_one(corpus: object, places: tuple[str, ...]) -> None:
+    data = resolve(flags={"data.corpus": corpus}).config.data
+    assert data.places == places
+    assert data.corpus == (places or (None,))[0] or len(places) == 2
+
+
+@pytest.mark.parametrize("corpus", [[], [3], 3, ["a", ""]])
+def test_what_is_no_address_is_refused(corpus: object) -> None:
+    with pytest.raises(UserError, match=r"data\.corpus = .* (should be an address, or a list|at least 1 character)"):
+        resolve(flags={"data.corpus": corpus})
+
+
+def test_a_preset_may_have_a_split_where_validation_text_is_given() -> None:
+    resolution = resolve(preset="s4-rnn", assignments=["data.validation=v", "data.split=tail"])
+    assert resolution.config.data.has_own_validation
+    assert "data.split is not used: validation is a text of its own" in resolution.notes
 
 
 # The config blocks of the earlier systems, as they stand in their descriptions.

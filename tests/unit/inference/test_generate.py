@@ -9,11 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from sparklm.config import GenerationConfig
 from sparklm.errors import UserError
-from sparklm.inference.generate import Sampling, choose_token, encode_prompt, generate_text, generate_tokens
+from sparklm.inference.generate import (
+    Sampling,
+    choose_token,
+    encode_prompt,
+    generate_text,
+    generate_tokens,
+    prompt_of,
+)
 from sparklm.inference.predict import predict_next
 from sparklm.models.model_zip import TrainedModel, load_model
 from tests.conftest import run_job, tiny_config
+from tests.corpora import make, opened, write_corpus
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +114,41 @@ def test_a_prompt_with_unknown_characters_stays_whole_and_is_told(tmp_path: Path
     generated = generate_text(load_model(str(tmp_path / "run")), "a€b日", 4, Sampling(temperature=0))
     assert generated.text.startswith("a€b日")
     assert generated.note == "2 tokens of the prompt are unknown to this model"
+
+
+def prompt_from(tmp_path: Path, texts: dict[str, str], tokenizer: str = "byte", **data) -> str:
+    write_corpus(tmp_path, **texts)
+    make(tmp_path, tokenizer=tokenizer, **data)
+    return prompt_of(GenerationConfig(), opened(tmp_path))
+
+
+PARAGRAPHS = "It begins here and goes on.\n\nAnother begins there, long after it." * 3
+SENTENCES_ONLY = "she went on, as Mr. Smith said to J. Miller. Then came the others; all of them!' And more."
+
+
+@pytest.mark.parametrize(
+    ("texts", "fraction", "prompt"),
+    [
+        ({"a": "x" * 100, "b": "The first words"}, 0.2, "The"),  # a document begins
+        ({"a": PARAGRAPHS}, 0.3, "Another"),  # a paragraph
+        ({"a": "one " * 50 + SENTENCES_ONLY}, 0.15, "And"),  # a sentence
+        ({"a": "one " * 50 + SENTENCES_ONLY}, 0.3, "Then"),  # and not after Mr. or J.
+        ({"a": "no end in sight " * 20}, 0.3, "no end"),  # none: the training text has a beginning
+        ({"a": "incomprehensibilities abound " * 20}, 0.3, "incomprehensibilities"),  # one word at least
+    ],
+)
+def test_a_prompt_begins_where_a_sentence_does_and_ends_with_a_word(
+    tmp_path: Path, texts: dict[str, str], fraction: float, prompt: str
+) -> None:
+    assert prompt_from(tmp_path, texts, validation_fraction=fraction) == prompt
+
+
+def test_a_prompt_holds_as_many_words_as_a_few_tokens_do(tmp_path: Path) -> None:
+    text = "Every word is a token of its own in here. " * 10
+    data = {"validation": str(tmp_path / "corpus" / "v.txt")}
+    assert prompt_from(tmp_path, {"a": text, "v": text}, "word", **data) == "Every word is a token of its own"
+
+
+def test_a_text_without_spaces_is_cut_between_characters(tmp_path: Path) -> None:
+    text = "你好世界。" * 30
+    assert prompt_from(tmp_path, {"a": text}, validation_fraction=0.3) == "你好"

@@ -130,3 +130,9 @@ def test_a_folder_without_a_model_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(UserError, match="there is no model in the folder"):
         load_model(str(tmp_path))
+
+
+def test_what_is_unpacked_can_be_read_by_all(finished_run: Path) -> None:
+    with zipfile.ZipFile(finished_run / "model.zip") as archive:
+        modes = [member.external_attr >> 16 for member in archive.infolist()]
+    assert modes == [0o100644] * 4

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from sparklm.config import Config, DataConfig
 from sparklm.errors import UserError
 from sparklm.report.charts import MOST_POINTS, line_style, smoothed, thinned
 from sparklm.report.comparison import comparison_text, comparison_warnings, run_names
 from sparklm.report.facts import Missing, gather_facts
 from sparklm.report.page import inert_json, page_of, report_page, write_report
 from sparklm.report.redaction import HIDDEN, shown_settings
-from sparklm.report.sections import run_sections
+from sparklm.report.sections import head_facts, run_sections
 from sparklm.report.text import report_text
 from sparklm.report.timeline import MOST_BARS, kind_of, place_in_rows, timeline, worth_showing
 from sparklm.report.vocabulary import (
@@ -145,6 +146,24 @@ def test_damaged_files_are_named_and_spoil_nothing_else(run: Folder) -> None:
     assert {"loss", "timeline", "phases"} <= figures(page).keys()
 
 
+def test_the_head_names_the_validation_text_and_the_baseline(run: Folder) -> None:
+    shown = dict(head_facts(gather_facts(run)))
+    assert shown["validation text"].startswith("the last 10 % of the text")
+    assert re.fullmatch(r"guessing by token frequency: loss \d\.\d{4}, accuracy 0\.\d{4}", shown["baseline"])
+    statistics = run.read_json("stats.json")
+    for baseline, expected in (
+        (statistics["baseline"] | {"loss": 0.1}, r".*loss 0\.1000, .*; the model does no better"),
+        ("none: there is no validation text", "none: there is no validation text"),
+    ):
+        run.write_json("stats.json", statistics | {"baseline": baseline})
+        assert re.fullmatch(expected, dict(head_facts(gather_facts(run)))["baseline"])
+    del statistics["baseline"]
+    run.write_json("stats.json", statistics)
+    assert dict(head_facts(gather_facts(run)))["baseline"] == "not measured when this run was trained"
+    run.remove("stats.json")
+    assert dict(head_facts(gather_facts(run)))["baseline"] == "it is written when training ends"
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a run"):
         report_page([Folder(str(tmp_path))])
@@ -192,6 +211,11 @@ def test_secrets_of_spark_are_not_handed_on() -> None:
     assert "hush" not in json.dumps(values)
     assert HIDDEN in values.values()
     assert values["data.tokenizer"] == "byte"
+
+
+def test_secrets_in_any_of_several_addresses_are_not_shown() -> None:
+    config = Config(data=DataConfig(corpus=["s3://me:hush@a/b", "c.txt"]))
+    assert shown_settings(config)["data.corpus"] == ["s3://(hidden)@a/b", "c.txt"]
 
 
 def test_runs_are_compared_by_their_figures_and_by_the_settings_that_differ(
@@ -285,8 +309,8 @@ def test_damaged_evaluations_are_named(run: Folder) -> None:
 
 
 def test_the_baseline_and_the_clip_threshold_are_lines(run: Folder) -> None:
-    assert not any("baseline" in trace["name"] for trace in figures(report_page([run]))["loss"]["data"])
-    run.write_json("stats.json", run.read_json("stats.json") | {"baseline": {"loss": 5.25, "what": "<b>frequency"}})
+    baseline = {"loss": 5.25, "guess": "<b>frequency", "accuracy": 0.1}
+    run.write_json("stats.json", run.read_json("stats.json") | {"baseline": baseline})
     drawn = figures(report_page([run]))
     baseline, clip = drawn["loss"]["data"][-1], drawn["step-gradients"]["data"][-1]
     assert (baseline["name"], set(baseline["y"])) == ("baseline: &lt;b&gt;frequency", {5.25})

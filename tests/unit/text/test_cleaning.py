@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import tempfile
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,9 +16,10 @@ from hypothesis import strategies as st
 
 from sparklm.config import CleaningConfig
 from sparklm.errors import UserError
-from sparklm.text.cleaning import DuplicateFinder, Signature, clean, rows_per_band, sign_documents
+from sparklm.text.cleaning import DuplicateFinder, Signature, clean, rows_per_band, sign_documents, with_line_feeds
 from sparklm.text.readers import Chunk, make_chunk
-from tests.corpora import make, opened, train_tokens, write_corpus
+from sparklm.text.sources import cut_pieces, list_sources
+from tests.corpora import chunks_of, make, opened, train_tokens, write_corpus
 
 BOOK = (
     "The Project Gutenberg eBook of Tales\n\nSome conditions.\n"
@@ -174,3 +178,27 @@ def test_cleaning_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
     write_corpus(tmp_path, a="short")
     with pytest.raises(UserError, match=r"cleaning leaves nothing of 1 documents \(0 empty, 1 too short"):
         make(tmp_path, cleaning=CleaningConfig(min_length=100))
+
+
+def test_windows_line_ends_become_line_feeds_and_are_counted() -> None:
+    texts, counts = cleaned(documents_of("a\r\nb\r\r\n\rc\n", "no such end\n"))
+    assert texts == ["a\nb\r\n\rc\n", "no such end\n"]
+    assert counts["crlf_line_ends"] == 2
+    texts, counts = cleaned(documents_of("a\r\nb"), line_ends="keep")
+    assert texts == ["a\r\nb"]
+    assert counts["crlf_line_ends"] == 0
+
+
+@given(st.text("\r\n a", max_size=60), st.integers(1, 9), st.integers(1, 9), st.booleans())
+def test_no_reader_cuts_a_line_end_in_two(text: str, piece_bytes: int, block_bytes: int, packed: bool) -> None:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.multiple("sparklm.text.readers", _BLOCK_BYTES=block_bytes, _LONGEST_LINE_SEARCH=block_bytes + 1),
+    ):
+        path = Path(folder) / ("a.txt.gz" if packed else "a.txt")
+        path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+        chunks = chunks_of(cut_pieces(list_sources(str(path)), piece_bytes))
+    counts: Counter[str] = Counter()
+    changed = b"".join(with_line_feeds(chunk, counts).data for chunk in chunks).decode()
+    assert changed == text.replace("\r\n", "\n")
+    assert counts["crlf_line_ends"] == text.count("\r\n")

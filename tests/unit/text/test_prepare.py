@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 from pathlib import Path
 
@@ -10,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
 from sparklm.placement.in_process import InProcess
 from sparklm.text.encode import split_of
-from sparklm.text.prepare import split_tail
-from sparklm.text.shards import Segment, is_dataset
+from sparklm.text.prepare import check_corpus, split_tail
+from sparklm.text.shards import Dataset, Segment, is_dataset
+from sparklm.text.validation import describe_validation
 from tests.conftest import files_below
 from tests.corpora import make, opened, train_tokens, write_corpus
 
@@ -198,3 +201,123 @@ def test_every_input_byte_is_accounted_for_in_every_plain_format(tmp_path: Path)
     texts = ["with a mark\n", "one", "two, and\nmore", "bad ? bytes"]
     assert counts.text_bytes == counts.kept_bytes == sum(map(len, texts))
     assert (counts.documents, counts.empty_documents) == (6, 2)
+
+
+def text_of(dataset: Dataset, split: str) -> str:
+    stream = getattr(dataset, split)
+    return dataset.tokenizer.decode(stream.read(0, len(stream)).tolist())
+
+
+def places(tmp_path: Path, *names: str) -> list[str]:
+    return [str(tmp_path / "corpus" / f"{name}.txt") for name in names]
+
+
+def test_several_sources_are_one_corpus_in_their_order(tmp_path: Path) -> None:
+    write_corpus(tmp_path, a="first ", b="second ", c="third ")
+    make(tmp_path, corpus=places(tmp_path, "c", "a", "b", "a"), validation_fraction=0)
+    dataset = opened(tmp_path)
+    assert text_of(dataset, "train") == "third first second "
+    assert dataset.manifest.request.corpus == places(tmp_path, "c", "a", "b", "a")
+    assert dataset.manifest.notes == ["named more than once, read once: a.txt"]
+    with pytest.raises(UserError, match=r"other text or settings:\n  corpus: \[.*c\.txt.*\] there, \[.*a\.txt"):
+        make(tmp_path, corpus=places(tmp_path, "a", "b", "c"), validation_fraction=0)
+
+
+def test_a_dataset_is_no_part_of_a_corpus_and_no_validation_text(tmp_path: Path) -> None:
+    write_corpus(tmp_path, a="some text")
+    make(tmp_path)
+    dataset, text = str(tmp_path / "dataset"), str(tmp_path / "corpus")
+    with pytest.raises(UserError, match="dataset is a prepared dataset, which cannot be joined with other sources"):
+        make(tmp_path, "other", corpus=[text, dataset])
+    with pytest.raises(UserError, match=r"data\.validation .*dataset is a prepared dataset; give the text"):
+        check_corpus(DataConfig(corpus=text, validation=dataset))
+    assert not (tmp_path / "other").exists()
+
+
+def test_validation_text_of_its_own_takes_nothing_off_the_corpus(tmp_path: Path) -> None:
+    write_corpus(tmp_path, a="abc abc ", b="cab ", v="xyz abc\r\n", w="")
+    manifest = make(
+        tmp_path, tokenizer="char", corpus=places(tmp_path, "a", "b"), validation=places(tmp_path, "v", "w")
+    )
+    dataset = opened(tmp_path)
+    assert manifest.split_rule == "given"
+    assert text_of(dataset, "train") == "abc abc cab "
+    assert text_of(dataset, "validation").strip() == "abc"  # the tokenizer has not seen x, y and z
+    assert (manifest.counts.documents, manifest.counts.empty_documents, manifest.counts.crlf_line_ends) == (4, 1, 1)
+    assert manifest.counts.input_bytes == 8 + 4 + 9
+    assert describe_validation(manifest) == "1 document of its own: v.txt"
+
+
+def test_validation_text_inside_the_corpus_is_not_trained_on(tmp_path: Path) -> None:
+    write_corpus(tmp_path, a="one ", b="two ", c="three ")
+    manifest = make(tmp_path, validation=places(tmp_path, "b"))
+    assert [file.name for file in manifest.request.inputs] == ["a.txt", "c.txt"]
+    assert manifest.notes == ["validation text, so not trained on: b.txt"]
+    assert text_of(opened(tmp_path), "train") == "one three "
+    with pytest.raises(UserError, match=r"all of .*corpus is validation text"):
+        make(tmp_path, "other", validation=str(tmp_path / "corpus"))
+
+
+def test_other_validation_text_is_noticed(tmp_path: Path) -> None:
+    write_corpus(tmp_path, a="one ", v="two ", w="three ")
+    request = {"corpus": places(tmp_path, "a"), "validation": places(tmp_path, "v")}
+    assert make(tmp_path, **request) == make(tmp_path, **request)
+    (tmp_path / "corpus" / "v.txt").write_text("changed")
+    with pytest.raises(UserError, match=r"validation text, 1 changed: v\.txt"):
+        make(tmp_path, **request)
+    with pytest.raises(UserError, match=r"validation text, 1 new: w\.txt\n  validation text, 1 gone: v\.txt"):
+        make(tmp_path, corpus=places(tmp_path, "a"), validation=places(tmp_path, "w"))
+
+
+@pytest.mark.parametrize(("text", "message"), [("", "v.txt is empty"), (" \n", "v.txt is empty: 1 documents")])
+def test_empty_validation_text_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    write_corpus(tmp_path, a="one ", v=text)
+    with pytest.raises(UserError, match=message):
+        make(tmp_path, corpus=places(tmp_path, "a"), validation=places(tmp_path, "v"))
+    assert not (tmp_path / "dataset").exists()
+
+
+def test_validation_text_that_is_not_there_is_told_before_any_work(tmp_path: Path) -> None:
+    write_corpus(tmp_path, a="one ")
+    with pytest.raises(UserError, match=r"v\.txt: no such file"):
+        check_corpus(DataConfig(corpus=places(tmp_path, "a"), validation=places(tmp_path, "v")))
+
+
+def test_token_ids_have_validation_ids_of_their_own(tmp_path: Path) -> None:
+    write_corpus(tmp_path, a="1 2 3\r\n2 1", v="3 7 1", t="words and more words")
+    manifest = make(tmp_path, corpus=places(tmp_path, "a"), validation=places(tmp_path, "v"), tokenizer="bpe")
+    dataset = opened(tmp_path)
+    assert train_tokens(dataset)[:-1] == [1, 2, 3, 2, 1]
+    assert dataset.validation.read(0, 3).tolist() == [3, 7, 1]
+    assert manifest.counts.crlf_line_ends == 0
+    with pytest.raises(UserError, match=r"a\.txt holds token ids, but data\.validation .*t\.txt holds text"):
+        make(tmp_path, "other", corpus=places(tmp_path, "a"), validation=places(tmp_path, "t"))
+
+
+def test_duplicates_are_looked_for_in_each_text_by_itself(tmp_path: Path) -> None:
+    write_corpus(tmp_path, a="same", b="same", c="other", v="same", w="same")
+    exact = CleaningConfig(duplicates="exact")
+    data = {"corpus": places(tmp_path, "a", "b", "c"), "validation": places(tmp_path, "v", "w")}
+    manifest = make(tmp_path, cleaning=exact, **data)
+    assert manifest.counts.duplicate_documents == 2
+    assert (text_of(opened(tmp_path), "train"), text_of(opened(tmp_path), "validation")) == ("sameother", "same")
+
+
+def test_a_dataset_from_before_has_the_hash_that_its_runs_know(tmp_path: Path) -> None:
+    write_corpus(tmp_path, a="some text")
+    make(tmp_path)
+    path = tmp_path / "dataset" / "manifest.json"
+    values = json.loads(path.read_text())
+    for record, name in (
+        (values, "validation_text"),
+        (values["counts"], "crlf_line_ends"),
+        (values["request"], "validation"),
+        (values["request"], "validation_inputs"),
+        (values["request"]["settings"], "cleaning.line_ends"),
+    ):
+        del record[name]
+    path.write_text(json.dumps(values))
+    manifest = opened(tmp_path).manifest
+    text = json.dumps(values, separators=(",", ":"), ensure_ascii=False)
+    assert manifest.fingerprint == hashlib.sha256(text.encode()).hexdigest()
+    assert describe_validation(manifest) is None

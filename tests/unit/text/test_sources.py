@@ -11,7 +11,7 @@ import pytest
 
 from sparklm.errors import UserError
 from sparklm.text.formats import SAMPLE
-from sparklm.text.sources import cut_pieces, list_sources
+from sparklm.text.sources import cut_pieces, gather_sources, list_sources
 from tests.corpora import ROWS, WRITERS, chunks_of, documents
 
 BUCKET = {
@@ -129,3 +129,23 @@ def test_files_in_a_bucket_are_read_in_pieces(address: str) -> None:
     for chunk in chunks_of(cut_pieces(sources, 1000)):
         texts[chunk.document] = texts.get(chunk.document, "") + chunk.data.decode()
     assert list(texts.values()) == ["first", "second", "line of text\n" * 500, "third"]
+
+
+def test_several_places_keep_their_order_and_give_each_file_once(tmp_path: Path) -> None:
+    for name in ("b.txt", "books/a.txt", "books/c.txt", "notes.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    places = [f"{tmp_path}/notes.md", f"{tmp_path}/books", f"{tmp_path}/b.*", f"{tmp_path}/books/../notes.md"]
+    sources, notes = gather_sources([*places, f"{tmp_path}/books/c.txt"])
+    assert [source.name for source in sources] == ["notes.md", "a.txt", "c.txt", "b.txt"]
+    assert notes == ["named more than once, read once: notes.md, c.txt"]
+    assert gather_sources([str(tmp_path / "books")]) == (list_sources(str(tmp_path / "books")), [])
+
+
+def test_files_of_the_same_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    for name in ("one/a.txt", "two/a.txt", "other/two/a.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(name)
+    sources, notes = gather_sources([f"{tmp_path}/{name}" for name in ("one", "two/a.txt", "other/two")])
+    assert [source.name for source in sources] == ["a.txt", "two/a.txt", "other/two/a.txt"]
+    assert notes == []

@@ -69,6 +69,14 @@ def test_documents_none_of_which_fell_to_validation_are_told_as_such(tmp_path: P
     assert not (tmp_path / "run").exists()
 
 
+def test_too_short_a_validation_text_is_refused(corpus_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "v.txt").write_text("x" * 15)
+    config = tiny_config(corpus_file, f"data.validation={tmp_path / 'v.txt'}")
+    with pytest.raises(UserError, match=r"the validation text is too short: it has 16 tokens, but needs at least 17"):
+        run_job(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_can_be_moved(corpus_file: Path, tmp_path: Path) -> None:
     with pytest.raises(ConnectionError):
         run_job(tiny_config(corpus_file), tmp_path / "here", DiesAfter(1))

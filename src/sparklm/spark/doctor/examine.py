@@ -279,11 +279,12 @@ def _judge_memory(
 
 def expected_vocab_size(config: Config) -> int:
     """The size of the vocabulary: a dataset's own, the one that is set, or the largest that may be chosen."""
-    from sparklm.text.shards import Dataset, is_dataset
+    from sparklm.text.shards import Dataset, dataset_address
 
     data = config.data
-    if data.corpus is not None and is_dataset(data.corpus):
-        return Dataset(Folder(data.corpus)).manifest.vocab_size
+    prepared = dataset_address(data)
+    if prepared is not None:
+        return Dataset(Folder(prepared)).manifest.vocab_size
     return _ASSUMED_VOCABULARIES.get(data.tokenizer) or data.vocab_size or _LARGEST_VOCABULARY
 
 
