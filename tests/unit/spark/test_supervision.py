@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sparklm.errors import JobError, TrainingDivergedError, UserError
-from sparklm.spark.supervision import Supervisor
+from sparklm.models.objectives import Tally
+from sparklm.progress.watcher import Watcher
+from sparklm.spark.supervision import Follower, Supervisor
 from sparklm.storage import Folder
+from sparklm.training.evaluations import EvaluationListener, PartEvaluation
 from sparklm.training.heartbeat import Heartbeat, read_beat
 from sparklm.training.phases import StepProgress
+from sparklm.training.stopping import StopRequest
 
 
 class Clock:
@@ -37,8 +42,10 @@ def failing(run: Folder, replica: int, error: BaseException) -> None:
 
 
 def test_progress_is_passed_on_once_for_each_step(run: Folder) -> None:
-    clock, passed_on = Clock(), []
-    supervisor = Supervisor(run, 2, 60, passed_on.append, clock)
+    clock, passed_on, watcher = Clock(), [], Watcher()
+    watcher.step_done = passed_on.append  # type: ignore[method-assign]
+    follower = Follower(watcher, StopRequest(), EvaluationListener(2, lambda record, sample: None))
+    supervisor = Supervisor(run, 2, 60, follower, clock)
     heartbeat = Heartbeat(run, 0, 0, clock)
     for step in (1, 2):
         clock.now += 2
@@ -47,6 +54,37 @@ def test_progress_is_passed_on_once_for_each_step(run: Folder) -> None:
         supervisor()
     assert [(each.step, each.loss, each.tokens) for each in passed_on] == [(1, 0.5, 200), (2, 0.5, 400)]
     assert passed_on[1].phases == {"fit": 2.0}
+
+
+def test_evaluations_are_passed_on_once_all_replicas_have_reported_theirs(run: Folder) -> None:
+    clock, told = Clock(), []
+    listener = EvaluationListener(2, lambda record, sample: told.append((record.step, record.loss)))
+    supervisor = Supervisor(run, 2, 60, Follower(Watcher(), StopRequest(), listener), clock)
+    part = PartEvaluation(
+        step=5, epoch=1, time=0.0, tokens=9, tally=Tally(loss_sum=6.0, targets=2), is_probability=True
+    )
+    for replica, step in ((0, 6), (1, 6), (0, 7)):
+        beat = Heartbeat(run, replica, 0, clock)
+        clock.now += 2
+        beat.step(replace(progress(step), replica=replica, evaluations=(part,)))
+        supervisor()
+    assert told == [(5, 3.0)]
+
+
+def test_a_wish_to_stop_is_passed_on_and_the_wait_for_it_is_bounded(run: Folder) -> None:
+    clock = Clock()
+    stop = StopRequest(clock)
+    supervisor = Supervisor(run, 1, 60, Follower(Watcher(), stop, EvaluationListener(1, print)), clock)
+    heartbeat = Heartbeat(run, 0, 0, clock)
+    stop.is_awaited = True
+    stop.ask()
+    supervisor()
+    clock.now += 2
+    assert heartbeat.is_to_stop
+    supervisor()
+    clock.now += 30
+    with pytest.raises(KeyboardInterrupt):
+        supervisor()
 
 
 def test_silence_is_borne_for_the_timeout_and_no_longer(run: Folder) -> None:
