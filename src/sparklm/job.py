@@ -23,22 +23,26 @@ from sparklm.placement.start import Start
 from sparklm.progress.status import STATUS
 from sparklm.progress.watcher import Watcher
 from sparklm.report.exporters.base import SafeExporter, check_exporters, exporting
-from sparklm.report.statistics import STATS_JSON, STATS_TEXT, write_statistics
+from sparklm.report.statistics import STATS_TEXT, write_statistics
 from sparklm.storage import Folder, split_address
 from sparklm.text.corpus import corpus_address
 from sparklm.text.prepare import check_corpus, is_unchanged, prepare
 from sparklm.text.shards import Dataset, Manifest, is_dataset, open_dataset
+from sparklm.text.tokenizer_kinds import make_tokenizer
 from sparklm.text.windows import WindowPlan
 from sparklm.training.checkpoint.commit import latest_step
 from sparklm.training.device import replica_threads
 from sparklm.training.fit import FitResult, fit
 from sparklm.training.heartbeat import clear_beats
 from sparklm.training.metrics import METRICS, EpochRecord
+from sparklm.training.origin import write_first_state
 from sparklm.training.run import (
     CONFIG,
+    INIT,
     MODEL,
     REPORT,
     SAMPLE_TEXT,
+    STATS_JSON,
     Run,
     check_same_run,
     create_run,
@@ -99,7 +103,7 @@ def _train(
         f"Training in {placement.description}, {_replicas(config)}{count(plan.total_steps, 'step')}, "
         f"{count(run.threads, 'thread')}"
     )
-    placement.prepare_training(run, dataset.manifest.vocab_size)
+    placement.prepare_training(run, run.vocab_size(dataset.manifest.vocab_size))
     result = fit(run, dataset, plan, placement, exporters)
     trained_at = time.monotonic()
     if result.stopped_early:
@@ -128,11 +132,13 @@ def check(config: Config, folder: Folder) -> Run | None:
         run = read_run(folder)
         check_same_run(run, config)
     else:
-        others = set(folder.names()) - {_OWN_DATASET, EMBEDDINGS, WORD2VEC_ROUNDS, STATUS}
+        others = set(folder.names()) - {_OWN_DATASET, EMBEDDINGS, INIT, WORD2VEC_ROUNDS, STATUS}
         if others:
             raise UserError(f"{folder} is not empty and holds no run ({min(others)} is there); choose another --run")
         if config.data.corpus is None or not is_dataset(config.data.corpus):
             check_corpus(config.data)
+        else:
+            _check_tokenizer(config, Dataset(Folder(config.data.corpus)))
     folder.check_writable()
     for _, target, _ in _output_targets(config):
         target.check_writable()
@@ -156,9 +162,12 @@ def _reopen(run: Run, placement: Placement, keep_text: bool) -> Dataset:
 
 def _begin(config: Config, folder: Folder, placement: Placement) -> tuple[Run, Dataset, WindowPlan]:
     """Find or make the dataset and fix the settings; a new run folder is removed again when the text is no good."""
-    corpus, watcher = config.data.corpus, placement.watcher
+    corpus, address, watcher = config.data.corpus, config.training.init_from, placement.watcher
     is_new = not set(folder.names()) - {STATUS}
     try:
+        begun_from = None if address is None else write_first_state(address, config, folder)
+        if begun_from is not None:
+            watcher.note(f"begun from {begun_from.describe()}")
         if corpus is not None and is_dataset(corpus):
             place, name = Folder(corpus).absolute(), Folder(corpus).absolute().url
             watcher.note(f"using the dataset {corpus} with its own tokenizer and split")
@@ -167,18 +176,31 @@ def _begin(config: Config, folder: Folder, placement: Placement) -> tuple[Run, D
             watcher.stage("Preparing the text")
             prepare(config.data, config.cleaning, place, placement)
         dataset = open_dataset(place)
+        _check_tokenizer(config, dataset)
         for note in describe_counts(dataset.manifest):
             watcher.note(note)
         plan = make_plan(config, dataset)  # which refuses what is too short
         _note_short_documents(config, dataset, watcher)
         if config.data.embeddings is not None:
             _write_embeddings(config.data.embeddings, config, dataset, folder, placement)
-        run = create_run(folder, config, name, dataset.manifest, replica_threads(config, placement))
+        run = create_run(folder, config, name, dataset.manifest, replica_threads(config, placement), begun_from)
         return run, dataset, plan
     except UserError:
         if is_new:
             folder.remove()
         raise
+
+
+def _check_tokenizer(config: Config, dataset: Dataset) -> None:
+    """Refuse tokens that mean something else to the model that training is to begin from."""
+    if config.training.init_from is None:
+        return
+    if make_tokenizer(config.data.tokenizer, [], 0).fingerprint != dataset.tokenizer.fingerprint:
+        raise UserError(
+            f"{dataset.folder} was made with another tokenizer than the model {config.training.init_from}; give the "
+            "text itself, or prepare it with the model's: sparklm prepare CORPUS --set "
+            f"data.tokenizer={config.data.tokenizer}"
+        )
 
 
 def _note_short_documents(config: Config, dataset: Dataset, watcher: Watcher) -> None:

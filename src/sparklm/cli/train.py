@@ -58,6 +58,14 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --run, with its own settings.")
     ] = False,
+    init_from: Annotated[
+        str | None,
+        typer.Option(metavar="WHAT", help="Begin from a model: a model.zip, a run or a Hugging Face folder (Qwen3)."),
+    ] = None,
+    init_optimizer: Annotated[
+        bool,
+        typer.Option("--init-optimizer", help="Begin with the optimizer's state, too; --init-from is then a run."),
+    ] = False,
     text_column: TextColumn = None,
     data_format: Format = None,
     table: Table = None,
@@ -90,6 +98,8 @@ def train(
         raise UserError("--resume needs --run DIR: which run to go on with")
     flags = source_flags(corpus, text_column, data_format, table) | {
         "spark.master": master,
+        "training.init_from": init_from,
+        "training.init_optimizer": init_optimizer or None,
         "output.run": run,
         "output.text": output,
         "output.tensorboard": tensorboard or None,

@@ -1,9 +1,9 @@
 """Where the parts of a model lie: in a model.zip, that of a run, or a folder as Hugging Face writes it.
 
-    config.json                                        what the network is
-    model.safetensors                                  its weights, or, in a folder, in several files:
-    model.safetensors.index.json, model-….safetensors  which file has which tensor, and these files
-    tokenizer.json                                     text to ids and back
+config.json                                        what the network is
+model.safetensors                                  its weights, or, in a folder, in several files:
+model.safetensors.index.json, model-….safetensors  which file has which tensor, and these files
+tokenizer.json                                     text to ids and back
 """
 
 from __future__ import annotations

@@ -32,9 +32,10 @@ def key_figures(facts: RunFacts) -> list[tuple[str, str]]:
 def head_facts(facts: RunFacts) -> list[tuple[str, str]]:
     """The run's particulars: (name, value)."""
     config = facts.record.config
-    replicas, network = config.distributed.replicas, config.model
+    replicas, network, begun_from = config.distributed.replicas, config.model, facts.record.begun_from
     return [
         ("run id", facts.record.run_id),
+        *([] if begun_from is None else [("begun from", begun_from.describe())]),
         ("folder", facts.run.url),
         ("trained", facts.when),
         ("where", facts.place),

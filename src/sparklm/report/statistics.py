@@ -14,10 +14,10 @@ from sparklm.placement.protocol import Placement
 from sparklm.text.shards import Manifest
 from sparklm.training.fit import FitResult
 from sparklm.training.metrics import COLUMNS, EpochRecord, columns_of, measured
-from sparklm.training.run import Run
+from sparklm.training.run import STATS_JSON, Run
 from sparklm.wording import text_table
 
-STATS_JSON, STATS_TEXT = "stats.json", "stats.txt"
+STATS_TEXT = "stats.txt"
 _GIT_SECONDS = 5.0
 _EPOCHS = "each epoch"
 _HEADING_WIDTH = 10
@@ -42,6 +42,7 @@ def _collect_facts(
     records, last, session = result.records, result.model_record, placement.session_facts()
     return {
         "run id": run.run_id,
+        "begun from": "weights drawn by the seed" if run.begun_from is None else run.begun_from.describe(),
         "config sha256": hashlib.sha256(run.config.model_dump_json().encode()).hexdigest(),
         "git commit": _git_commit(),
         "placed in": placement.description,
@@ -55,6 +56,7 @@ def _collect_facts(
         "stopped early": result.stopped_early,
         "training tokens seen": sum(entry.Tokens for entry in records),
         "the model's epoch": last.Epoch,
+        "the model's step": result.model_step,
         **{column.label: last.figure(name) for name, column in columns_of("final").items()},
         "documents": manifest.counts.documents,
         "text bytes": manifest.counts.text_bytes,
