@@ -9,7 +9,7 @@ from sparklm.config import describe_setting
 from sparklm.report import curves, vocabulary
 from sparklm.report.facts import NO_SPARK, Missing, RunFacts
 from sparklm.report.parts import Samples, Section, Settings, Table
-from sparklm.report.redaction import shown_settings
+from sparklm.report.redaction import hide_credentials, shown_settings
 from sparklm.report.timeline import MOST_BARS, timeline
 from sparklm.training.metrics import COLUMNS, Column, columns_of, measured
 from sparklm.training.records import Sample
@@ -35,7 +35,7 @@ def head_facts(facts: RunFacts) -> list[tuple[str, str]]:
     replicas, network, begun_from = config.distributed.replicas, config.model, facts.record.begun_from
     return [
         ("run id", facts.record.run_id),
-        *([] if begun_from is None else [("begun from", begun_from.describe())]),
+        *([] if begun_from is None else [("begun from", hide_credentials(begun_from.describe()))]),
         ("folder", facts.run.url),
         ("trained", facts.when),
         ("where", facts.place),

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sparklm import __version__
 from sparklm.placement.protocol import Placement
+from sparklm.report.redaction import hide_credentials
 from sparklm.text.shards import Manifest
 from sparklm.training.fit import FitResult
 from sparklm.training.metrics import COLUMNS, EpochRecord, columns_of, measured
@@ -42,7 +43,7 @@ def _collect_facts(
     records, last, session = result.records, result.model_record, placement.session_facts()
     return {
         "run id": run.run_id,
-        "begun from": "weights drawn by the seed" if run.begun_from is None else run.begun_from.describe(),
+        "begun from": _beginning(run),
         "config sha256": hashlib.sha256(run.config.model_dump_json().encode()).hexdigest(),
         "git commit": _git_commit(),
         "placed in": placement.description,
@@ -86,6 +87,11 @@ def summary_table(records: Sequence[EpochRecord]) -> list[str]:
     height = max(map(len, heads), default=0)
     rows = [[column.shown(record.figure(name)) for name, column in columns.items()] for record in records]
     return text_table([*zip(*([""] * (height - len(head)) + head for head in heads), strict=True), *rows])
+
+
+def _beginning(run: Run) -> str:
+    """What the run was begun from, for people."""
+    return "weights drawn by the seed" if run.begun_from is None else hide_credentials(run.begun_from.describe())
 
 
 def _git_commit() -> str | None:

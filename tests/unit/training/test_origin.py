@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,9 @@ def test_a_run_tells_what_it_was_begun_from(finished_run: Path, new_text: Path, 
         facts = gather_facts(Folder(str(tmp_path / name)))
         assert ("begun from", said) in head_facts(facts)
         assert facts.statistics["begun from"] == said
+    begun_from = facts.record.begun_from.model_copy(update={"address": "s3://key:word@bucket/a"})
+    secret = replace(facts, record=facts.record.model_copy(update={"begun_from": begun_from}))
+    assert dict(head_facts(secret))["begun from"].startswith("s3://(hidden)@bucket/a, step")
     assert "begun from" not in dict(head_facts(gather_facts(Folder(str(finished_run)))))
 
 
