@@ -11,20 +11,22 @@ compared:
 
 * *old*: trained on `--tokens` tokens of the old books; it has never seen the new one;
 * *continued*: the old one, by `--init-from`, trained on the new book;
-* *alone*: weights drawn by the seed, trained on the new book.
+* *alone*: weights drawn by the seed, trained on the new book;
+* *5-gram*: a Kneser–Ney model of the new book, by counting alone: how easy this book is.
 
 The last two have the same tries, each a learning rate with a number of epochs, and the table has all of them.
 """
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from measuring import training_seconds
+from lstm_quality import KneserNey
 from reporting import machine, make_parser, markdown, publish
 
 from sparklm import job
@@ -36,6 +38,7 @@ from sparklm.placement.in_process import InProcess
 from sparklm.placement.start import running
 from sparklm.progress.watcher import Watcher
 from sparklm.storage import Folder
+from sparklm.text.shards import Dataset
 from sparklm.training.origin import read_model_settings
 
 TRIES = ((3e-3, 2), (1e-2, 4))  # learning rate, epochs
@@ -50,18 +53,17 @@ SHARED: dict[str, object] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """A trained model: its figures on the held-out part, and what they took."""
+    """A trained model: its figures on the held-out part, and what it was trained on."""
 
     name: str
     evaluation: CorpusEvaluation
     tokens: int
-    seconds: float
 
 
-def train(config: Config, run: Path) -> tuple[int, float]:
-    """Train; returns the tokens that were trained on, and the seconds."""
+def train(config: Config, run: Path) -> int:
+    """Train; returns the tokens that were trained on."""
     records = job.train(config, Folder(str(run)), running(InProcess()), Watcher()).records
-    return sum(record.Tokens for record in records), training_seconds(records)
+    return sum(record.Tokens for record in records)
 
 
 def choose_books(folder: Path, number: int) -> tuple[list[Path], Path]:
@@ -75,8 +77,8 @@ def choose_books(folder: Path, number: int) -> tuple[list[Path], Path]:
     return books[:number], new[0]
 
 
-def train_old(books: Sequence[Path], tokens: int, vocab_size: int, place: Path) -> tuple[int, float]:
-    """Train the model of the old books, in `place / old`; returns the tokens and the seconds."""
+def train_old(books: Sequence[Path], tokens: int, vocab_size: int, place: Path) -> int:
+    """Train the model of the old books, in `place / old`; returns the tokens."""
     (place / "books").mkdir()
     for book in books:
         shutil.copy(book, place / "books")
@@ -102,12 +104,20 @@ def train_new(name: str, rate: float, epochs: int, book: Path, place: Path) -> O
     else:
         values["data.tokenizer"] = str(place / "old" / "model.zip")
     run = place / f"{name}-{rate}"
-    tokens, seconds = train(resolve(flags=SHARED | values, read_model=read_model_settings).config, run)
+    tokens = train(resolve(flags=SHARED | values, read_model=read_model_settings).config, run)
     evaluation = evaluate_corpus(load_model(str(run)), str(run / "dataset"))
-    return Outcome(f"{name}, {epochs} epochs at {rate:g}", evaluation, tokens, seconds)
+    return Outcome(f"{name}, {epochs} epochs at {rate:g}", evaluation, tokens)
 
 
-def report(outcomes: Sequence[Outcome], num_books: int, book: Path) -> str:
+def five_gram(dataset: Dataset) -> list[str]:
+    """The line of a model that only counts, on the same tokens."""
+    train, held_out = (stream.read(0, len(stream)) for stream in (dataset.train, dataset.validation))
+    loss = math.log(KneserNey(train, dataset.tokenizer.vocab_size).perplexity(held_out))
+    bytes_per_token = dataset.text_bytes(dataset.validation) / len(held_out)
+    return ["5-gram", f"{loss:.3f}", f"{loss / math.log(2) / bytes_per_token:.3f}", "–", f"{len(train):,}"]
+
+
+def report(outcomes: Sequence[Outcome], counted: list[str], num_books: int, book: Path) -> str:
     """The table and what it is of."""
     rows = [
         [
@@ -116,16 +126,15 @@ def report(outcomes: Sequence[Outcome], num_books: int, book: Path) -> str:
             f"{outcome.evaluation.bits_per_byte or 0:.3f}",
             f"{100 * outcome.evaluation.accuracy:.1f} %",
             f"{outcome.tokens:,}",
-            f"{outcome.seconds:.0f}",
         ]
         for outcome in outcomes
     ]
     held_out = outcomes[0].evaluation
-    header = ["model", "loss", "bits per byte", "accuracy", "tokens trained on", "seconds"]
+    header = ["model", "loss", "bits per byte", "accuracy", "tokens trained on"]
     return (
         f"{num_books} old books; the new one is {book.name}, {book.stat().st_size:,} bytes, of which the last "
         f"{held_out.text_bytes:,} ({held_out.tokens:,} tokens) are held out. {machine()}, one thread.\n\n"
-        f"{markdown(header, rows)}"
+        f"{markdown(header, [*rows, counted])}"
     )
 
 
@@ -138,13 +147,13 @@ def main() -> None:
     given = parser.parse_args()
     books, new = choose_books(given.folder, given.books)
     with tempfile.TemporaryDirectory() as place:
-        tokens, seconds = train_old(books, given.tokens, given.vocab_size, Path(place))
+        tokens = train_old(books, given.tokens, given.vocab_size, Path(place))
         outcomes = [
             train_new(name, rate, epochs, new, Path(place)) for name in ("alone", "continued") for rate, epochs in TRIES
         ]
-        dataset = next(Path(place).glob("continued-*")) / "dataset"
-        before = evaluate_corpus(load_model(str(Path(place) / "old")), str(dataset))
-        text = report([Outcome("old", before, tokens, seconds), *outcomes], len(books), new)
+        dataset = Dataset(Folder(str(next(Path(place).glob("continued-*")) / "dataset")))
+        before = evaluate_corpus(load_model(str(Path(place) / "old")), dataset.folder.url)
+        text = report([Outcome("old", before, tokens), *outcomes], five_gram(dataset), len(books), new)
     publish(text, given.write, "fine_tuning", given.name)
 
 
