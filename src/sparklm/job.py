@@ -24,11 +24,12 @@ from sparklm.placement.start import Start
 from sparklm.progress.status import STATUS
 from sparklm.progress.watcher import Watcher
 from sparklm.report.exporters.base import SafeExporter, check_exporters, exporting
-from sparklm.report.statistics import STATS_JSON, STATS_TEXT, write_statistics
+from sparklm.report.statistics import STATS_TEXT, write_statistics
 from sparklm.storage import Folder, split_address
 from sparklm.text.corpus import corpus_name
 from sparklm.text.prepare import check_corpus, is_unchanged, prepare
 from sparklm.text.shards import Dataset, Manifest, dataset_address, open_dataset
+from sparklm.text.tokenizer_kinds import make_tokenizer
 from sparklm.text.validation import describe_validation
 from sparklm.text.windows import WindowPlan
 from sparklm.training.checkpoint.commit import latest_step
@@ -39,11 +40,14 @@ from sparklm.training.fit import fit
 from sparklm.training.heartbeat import clear_beats
 from sparklm.training.memory import count_parameters
 from sparklm.training.metrics import METRICS, EpochRecord
+from sparklm.training.origin import write_first_state
 from sparklm.training.run import (
     CONFIG,
+    INIT,
     MODEL,
     REPORT,
     SAMPLE_TEXT,
+    STATS_JSON,
     Run,
     changed_settings,
     create_run,
@@ -115,8 +119,9 @@ def _train(
     """Train, and make everything that a trained model is shown by; the list of files is left to be filled."""
     began, config, folder, watcher = time.monotonic(), run.config, run.folder, placement.watcher
     watcher.stage(f"Training in {placement.description}{_replicas(config)}")
-    watcher.note(describe_work(run, plan, dataset.manifest.vocab_size))
-    placement.prepare_training(run, dataset.manifest.vocab_size)
+    vocab_size = run.vocab_size(dataset.manifest.vocab_size)
+    watcher.note(describe_work(run, plan, vocab_size))
+    placement.prepare_training(run, vocab_size)
     result = fit(run, dataset, plan, placement, exporters, stop)
     trained_at = time.monotonic()
     if result.stopped_early:
@@ -172,7 +177,7 @@ def check(config: Config, folder: Folder, *, resume: bool = False) -> FoundRun |
     if folder.exists(CONFIG):
         found = _find_run(read_run(folder), config, resume)
     else:
-        others = set(folder.names()) - {_OWN_DATASET, EMBEDDINGS, WORD2VEC_ROUNDS, STATUS}
+        others = set(folder.names()) - {_OWN_DATASET, EMBEDDINGS, INIT, WORD2VEC_ROUNDS, STATUS}
         if others:
             raise UserError(f"{folder} is not empty and holds no run ({min(others)} is there); choose another --run")
         prepared = dataset_address(config.data)
@@ -183,6 +188,8 @@ def check(config: Config, folder: Folder, *, resume: bool = False) -> FoundRun |
                 f"{prepared} is a prepared dataset, which has its own validation text; leave out data.validation, or "
                 "give it to 'sparklm prepare'"
             )
+        else:
+            _check_tokenizer(config, Dataset(Folder(prepared)))
     folder.check_writable()
     for _, target, _ in _output_targets(config):
         target.check_writable()
@@ -233,12 +240,15 @@ def _reopen(run: Run, placement: Placement, resume: bool) -> Dataset:
 
 def _begin(config: Config, folder: Folder, placement: Placement) -> tuple[Run, Dataset, WindowPlan]:
     """Find or make the dataset and fix the settings; a new run folder is removed again when the text is no good."""
-    prepared, watcher = dataset_address(config.data), placement.watcher
+    prepared, address, watcher = dataset_address(config.data), config.training.init_from, placement.watcher
     is_new = not set(folder.names()) - {STATUS}
     if folder.exists(CONFIG):
         watcher.note("this run had no checkpoint yet: it begins anew, with these settings")
         folder.remove(CONFIG)
     try:
+        begun_from = None if address is None else write_first_state(address, config, folder)
+        if begun_from is not None:
+            watcher.note(f"begun from {begun_from.describe()}")
         if prepared is not None:
             place, name = Folder(prepared).absolute(), Folder(prepared).absolute().url
             watcher.note(f"using the dataset {prepared} with its own tokenizer and split")
@@ -247,6 +257,7 @@ def _begin(config: Config, folder: Folder, placement: Placement) -> tuple[Run, D
             watcher.stage("Preparing the text")
             prepare(config.data, config.cleaning, place, placement, replace=True)
         dataset = open_dataset(place)
+        _check_tokenizer(config, dataset)
         for note in describe_counts(dataset.manifest):
             watcher.note(note)
         plan = make_plan(config, dataset)  # which refuses what is too short
@@ -255,12 +266,24 @@ def _begin(config: Config, folder: Folder, placement: Placement) -> tuple[Run, D
             _write_embeddings(config.data.embeddings, config, dataset, folder, placement)
         evaluation = EvaluationPlan.of(config, plan, has_validation=len(dataset.validation) > 0)
         threads = replica_threads(config, placement)
-        run = create_run(folder, config, name, dataset.manifest, threads, evaluation)
+        run = create_run(folder, config, name, dataset.manifest, threads, evaluation, begun_from)
         return run, dataset, plan
     except UserError:
         if is_new:
             folder.remove()
         raise
+
+
+def _check_tokenizer(config: Config, dataset: Dataset) -> None:
+    """Refuse tokens that mean something else to the model that training is to begin from."""
+    if config.training.init_from is None:
+        return
+    if make_tokenizer(config.data.tokenizer, [], 0).fingerprint != dataset.tokenizer.fingerprint:
+        raise UserError(
+            f"{dataset.folder} was made with another tokenizer than the model {config.training.init_from}; give the "
+            "text itself, or prepare it with the model's: sparklm prepare CORPUS --set "
+            f"data.tokenizer={config.data.tokenizer}"
+        )
 
 
 def _note_short_documents(config: Config, dataset: Dataset, watcher: Watcher) -> None:

@@ -15,7 +15,7 @@ from sparklm.cli.completion import complete_preset, complete_run, complete_setti
 
 if TYPE_CHECKING:
     from sparklm.config import Config
-    from sparklm.config.resolve import Resolution
+    from sparklm.config.resolve import ModelSettings, Resolution
     from sparklm.progress.tracker import Tracker
 
 # Importing the tables would load pydantic for every --help; a test holds these texts to the tables.
@@ -180,7 +180,20 @@ def resolve_settings(
         from sparklm.training.run import read_run
 
         base = (f"run {resumed_run}", read_run(Folder(resumed_run)).config)
-    return resolve(base=base, preset=preset, config_file=config, assignments=assignments or (), flags=flags)
+    return resolve(
+        base=base,
+        preset=preset,
+        config_file=config,
+        assignments=assignments or (),
+        flags=flags,
+        read_model=_read_model_settings,
+    )
+
+
+def _read_model_settings(address: str, with_optimizer: bool) -> ModelSettings:
+    from sparklm.training.origin import read_model_settings  # with torch, which nothing else needs so early
+
+    return read_model_settings(address, with_optimizer)
 
 
 def check_placement(config: Config) -> None:

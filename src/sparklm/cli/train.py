@@ -99,6 +99,22 @@ def train(
         str | None,
         typer.Option(metavar="FILE", help="Also write the text that the model generates here.", rich_help_panel=RUN),
     ] = None,
+    init_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT",
+            help="Begin from a model: a model.zip, a run or a Hugging Face folder (Qwen3).",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    init_optimizer: Annotated[
+        bool,
+        typer.Option(
+            "--init-optimizer",
+            help="Begin with the optimizer's state, too; --init-from is then a run.",
+            rich_help_panel=RUN,
+        ),
+    ] = False,
     master: Master = None,
     event_log: Annotated[
         str | None,
@@ -132,6 +148,8 @@ def train(
         "spark.master": master,
         "training.epochs": epochs,
         "training.max_minutes": minutes,
+        "training.init_from": init_from,
+        "training.init_optimizer": init_optimizer or None,
         "output.run": run,
         "output.text": text_out,
         "output.tensorboard": tensorboard or None,

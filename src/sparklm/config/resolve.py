@@ -6,11 +6,11 @@ nearest key that exists.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from sparklm.config.files import read_config_file
 from sparklm.config.legacy_keys import ALIASES, CLUSTER_ALIASES, SYSTEM_PRESETS, WITHOUT_EFFECT, translate
@@ -23,6 +23,19 @@ from sparklm.storage import is_answering, split_url
 _PROPERTIES = "spark.properties."
 _Layer = tuple[str, Mapping[str, object]]  # where settings come from, and the settings
 _ALTERNATIVES = {"data.stride": "data.overlap", "data.overlap": "data.stride"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """The settings that come from the model that a run is to begin from."""
+
+    fixed: Mapping[str, object]  # no other value fits the model
+    suggested: Mapping[str, object]  # in the place of what only a preset says
+    vocab_size: int  # of its tokenizer
+
+
+# Reads them: of the model at an address, or of the run there when the state of its optimizer is wanted, too.
+ReadModelSettings = Callable[[str, bool], ModelSettings]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +54,12 @@ def resolve(
     config_file: str | None = None,
     assignments: Sequence[str] = (),
     flags: Mapping[str, object] | None = None,
+    read_model: ReadModelSettings | None = None,
 ) -> Resolution:
     """Put the layers together. `flags` are dotted keys; those that are None were not given.
 
     `base`, a name and a config, takes the place of the defaults: that is how a run goes on with its own settings.
+    `read_model` is asked for the settings of the model in `training.init_from`; a run that goes on has them already.
     """
     file_values = read_config_file(config_file) if config_file is not None else {}
     system_key = None if preset or base else _system_key(file_values)
@@ -64,7 +79,14 @@ def resolve(
     if system_key is not None:
         notes.append(f"{config_file} has {system_key}, so it starts from the preset {name}; --preset chooses another")
     notes += _drop_impossible_properties(values, provenance, master)
-    chosen = {key: source for key, source in provenance.items() if base is None or source != base[0]}
+    address = values.get("training.init_from")
+    origin = f"model {address}"
+    if isinstance(address, str) and address and base is None and read_model is not None:
+        given = {key for key, source in provenance.items() if source != f"preset {name}"}
+        with_optimizer = bool(_converted("training.init_optimizer", values.get("training.init_optimizer", False)))
+        _take_settings(read_model(address, with_optimizer), origin, given, values, provenance, problems)
+    unchosen = (origin,) if base is None else (origin, base[0])
+    chosen = {key: source for key, source in provenance.items() if source not in unchosen}
     problems += _contradictions({key for key, source in chosen.items() if source != f"preset {name}"})
     config = _validate(values, provenance, problems)
     return Resolution(config=config, provenance=provenance, notes=[*notes, *_unused_settings(config, chosen)])
@@ -83,6 +105,36 @@ def chosen_preset(preset: str | None, config_file: str | None) -> str:
 def _system_key(file_values: Mapping[str, object]) -> str | None:
     """The key by which a config file is known as one of the earlier systems'."""
     return next((key for key in SYSTEM_PRESETS if key in file_values), None)
+
+
+def _take_settings(
+    model: ModelSettings,
+    origin: str,
+    given: set[str],
+    values: dict[str, object],
+    provenance: dict[str, str],
+    problems: list[str],
+) -> None:
+    """Put a model's settings in the place of a preset's; what the user himself gave must not contradict them."""
+    must = {**model.fixed, "data.vocab_size": model.vocab_size}
+    for key, wanted in must.items():
+        value = values.get(key)
+        if key in given and value is not None and _converted(key, value) != wanted:
+            has = "brings its own" if wanted is None else f"has {wanted!r}"
+            problems.append(f"{key} = {value!r} ({provenance[key]}): the {origin} {has}; leave this out")
+    taken = {key: value for key, value in model.suggested.items() if key not in given}
+    for key, value in {**model.fixed, "data.vocab_size": None, **taken}.items():
+        values[key], provenance[key] = value, origin
+
+
+def _converted(key: str, value: object) -> object:
+    """A value as its setting has it, or as it was given if it is none for that setting."""
+    section, name = key.split(".")
+    kind: Any = type(getattr(Config(), section)).model_fields[name].annotation
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError:
+        return value
 
 
 def known_keys() -> dict[str, object]:

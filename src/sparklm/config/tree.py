@@ -23,7 +23,7 @@ ExchangeKind = Literal["storage", "collective"]
 ObjectiveKind = Literal["next_token", "last_token", "embedding"]
 
 TOKENIZER_KINDS = ("bpe", "word", "char", "byte", "gpt2")
-TOKENIZER_FILES = (".json", ".tiktoken")
+TOKENIZER_FILES = (".json", ".tiktoken", ".zip")
 
 
 class DataConfig(Section):
@@ -32,7 +32,9 @@ class DataConfig(Section):
     corpus: Places | None = Field(
         None, description="file, folder, glob, a list of these, or a prepared dataset; none = built-in sample"
     )
-    tokenizer: NonEmptyText = Field("bpe", description="bpe, word, char, byte, gpt2, or a .json or .tiktoken file")
+    tokenizer: NonEmptyText = Field(
+        "bpe", description="bpe, word, char, byte, gpt2, or a .json or .tiktoken file, or a model.zip"
+    )
     vocab_size: Annotated[int, Field(ge=257, le=1_000_000)] | None = Field(
         None, description="BPE entries; none = from the corpus size"
     )
@@ -65,7 +67,7 @@ class DataConfig(Section):
     @classmethod
     def _check_tokenizer(cls, value: str) -> str:
         if value not in TOKENIZER_KINDS and not value.endswith(TOKENIZER_FILES):
-            kinds, files = ", ".join(TOKENIZER_KINDS), " or ".join(TOKENIZER_FILES)
+            kinds, files = ", ".join(TOKENIZER_KINDS), alternatives(TOKENIZER_FILES)
             raise ValueError(f"should be one of {kinds}, or a file that ends in {files}")
         return value
 
@@ -155,6 +157,12 @@ class CleaningConfig(Section):
 class TrainingConfig(Section):
     """How the network learns."""
 
+    init_from: NonEmptyText | None = Field(
+        None, description="model.zip, run or Hugging Face folder to begin from; none = weights drawn by the seed"
+    )
+    init_optimizer: bool = Field(
+        False, description="begin with the optimizer's state, too, from the newest checkpoint of the run init_from"
+    )
     objective: ObjectiveKind | None = Field(
         None,
         description="what is predicted: next_token (at every position), last_token (after the window only), embedding "
@@ -216,6 +224,12 @@ class TrainingConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="where tensors live; auto = a GPU if there is one"
     )
+
+    @model_validator(mode="after")
+    def _check_init(self) -> Self:
+        if self.init_optimizer and self.init_from is None:
+            raise ValueError("init_optimizer needs init_from: the run whose optimizer's state is meant")
+        return self
 
 
 class DistributedConfig(Section):
@@ -350,7 +364,7 @@ class Config(Section):
         if self.objective == "embedding" and not kind.predicts_embeddings:
             others = alternatives(architectures_that(lambda other: other.predicts_embeddings))
             raise ValueError(f"training.objective embedding does not go with {architecture}; use {others}")
-        if self.objective == "embedding" and self.data.embeddings is None:
+        if self.objective == "embedding" and self.data.embeddings is None and self.training.init_from is None:
             raise ValueError(
                 "training.objective embedding needs embeddings to predict; set data.embeddings to random, word2vec or "
                 "a file"

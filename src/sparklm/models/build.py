@@ -14,10 +14,18 @@ from sparklm.models.shape import ModelShape
 
 
 def build_model(
-    config: Config, vocab_size: int, embeddings_VE: Tensor | None = None, *, seed: int = 0
+    config: Config,
+    vocab_size: int,
+    embeddings_VE: Tensor | None = None,
+    *,
+    seed: int = 0,
+    weights: dict[str, Tensor] | None = None,
 ) -> LanguageModel:
-    """Build the network that a config asks for, its weights drawn by the seed, its embeddings as given, if they are."""
+    """Build the network that a config asks for, its weights as given or drawn by the seed, with embeddings if given."""
     model = model_of_shape(ModelShape.from_config(config, vocab_size, embeddings_VE))
+    if weights:
+        model.load_state_dict(weights)
+        return model
     model.initialise(torch.Generator().manual_seed(seed))
     if embeddings_VE is not None:
         with torch.no_grad():

@@ -8,12 +8,14 @@ Shapes: B batch, T time, C width, H heads, K key/value heads, D head size, F fee
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sparklm.errors import UserError
 from sparklm.models.cache import Cache, mask_after_cache
 from sparklm.models.embedding import rotate, rotation_table
 from sparklm.models.network import LanguageModel
@@ -177,8 +179,9 @@ class Gpt(LanguageModel):
 
     @classmethod
     def shape_of_config_json(cls, config: dict[str, Any]) -> ModelShape:
-        """The shape that a config.json of Qwen3ForCausalLM describes."""
+        """The shape that a config.json of Qwen3ForCausalLM describes; what this decoder does not do is refused."""
         rope = config.get("rope_parameters") or {}
+        _refuse_unknown_parts(config, rope)
         return ModelShape(
             architecture="gpt",
             objective=Objective(kind=config.get("sparklm_objective", "next_token")),
@@ -186,7 +189,7 @@ class Gpt(LanguageModel):
             embedding_size=int(config["hidden_size"]),
             context_length=int(config["max_position_embeddings"]),
             positions="rotary",
-            tie_embeddings=bool(config["tie_word_embeddings"]),
+            tie_embeddings=bool(config.get("tie_word_embeddings", False)),
             rope_base=float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
             norm_epsilon=float(config["rms_norm_eps"]),
         )
@@ -219,3 +222,21 @@ class Gpt(LanguageModel):
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 deviation /= (2 * self.shape.num_layers) ** 0.5
             parameter.normal_(0.0, deviation, generator=generator)
+
+
+def _refuse_unknown_parts(config: dict[str, Any], rope: dict[str, Any]) -> None:
+    """Refuse, by name, what a Qwen3 may have and this decoder has not."""
+    scaling = config.get("rope_scaling") or {}
+    found = {
+        "attention_bias": (config.get("attention_bias", False), False),
+        "use_sliding_window": (config.get("use_sliding_window", False), False),
+        "layer_types": (sorted({*config.get("layer_types", [])} - {"full_attention"}), []),
+        "hidden_act": (config.get("hidden_act", "silu"), "silu"),
+        "rope_type": (rope.get("rope_type", "default"), "default"),
+        "partial_rotary_factor": (rope.get("partial_rotary_factor", 1.0), 1.0),
+        "rope_scaling": (scaling.get("rope_type", scaling.get("type", "default")), "default"),
+        "quantization_config": (config.get("quantization_config"), None),
+    }
+    for name, (value, known) in found.items():
+        if value != known:
+            raise UserError(f"in config.json {name} is {json.dumps(value)}; the gpt of sparklm has {json.dumps(known)}")

@@ -6,38 +6,34 @@
     tokenizer_config.json   which tokenizer class reads it
 
 Written without compression or time stamps: equal weights give equal bytes. Read with suspicion: the members' names and
-sizes, the tensors' names and shapes are all checked against the config before anything is built from them.
+sizes, the tensors' names and shapes are all checked against the config before anything is built from them. Folders of
+Qwen3 models are read as well; model_files.py finds the parts.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import shlex
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import safetensors
 import safetensors.torch
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from sparklm import __version__
 from sparklm.errors import UserError
 from sparklm.models.build import model_of_shape, network_class
 from sparklm.models.cache import Cache
+from sparklm.models.model_files import CONFIG, TOKENIZER, WEIGHTS, ModelFiles, find_model, refused_by_name
 from sparklm.models.network import OWN_TYPE, LanguageModel
 from sparklm.models.registry import ARCHITECTURES
 from sparklm.models.shape import ModelShape
-from sparklm.storage import split_address
 from sparklm.text.tokenizer import Tokenizer
 
-_CONFIG, _WEIGHTS = "config.json", "model.safetensors"
-_TOKENIZER, _TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-_SMALL_MEMBER_LIMIT = 256 * 2**20
+_TOKENIZER_CONFIG = "tokenizer_config.json"
 _LONGEST_CONTEXT = 2**20
 _READABLE_BY_ALL = 0o100644  # a plain file, as Unix has its mode
 
@@ -57,17 +53,26 @@ class TrainedModel:
         return scores_V.cpu()
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelDescription:
+    """What a model is, without its weights: its shape, its tokenizer and where that is to be found."""
+
+    shape: ModelShape
+    tokenizer: Tokenizer
+    tokenizer_address: str
+
+
 def pack_model(shape: ModelShape, weights: dict[str, Tensor], tokenizer: Tokenizer) -> bytes:
     """Make the bytes of a model.zip."""
     files = {
-        _CONFIG: _to_json(
+        CONFIG: _to_json(
             network_class(shape.architecture).config_json(shape, tokenizer.end_of_text)
             | {"sparklm_version": __version__}
         ),
-        _WEIGHTS: safetensors.torch.save(
+        WEIGHTS: safetensors.torch.save(
             {name: tensor.cpu().contiguous() for name, tensor in weights.items()}, {"format": "pt"}
         ),
-        _TOKENIZER: tokenizer.to_json().encode(),
+        TOKENIZER: tokenizer.to_json().encode(),
         _TOKENIZER_CONFIG: _to_json(
             {
                 "tokenizer_class": "PreTrainedTokenizerFast",
@@ -88,55 +93,34 @@ def pack_model(shape: ModelShape, weights: dict[str, Tensor], tokenizer: Tokeniz
 
 
 def load_model(address: str) -> TrainedModel:
-    """Load a model.zip, or the folder it unpacks to."""
-    files = _read_files(address)
-    try:
-        config = json.loads(files[_CONFIG])
-        shape = _shape_from(config)
-        weights = safetensors.torch.load(files[_WEIGHTS])
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        name, value = ".".join(map(str, wrong["loc"])), wrong["input"]
-        raise UserError(f"{address} is not a sparklm model: in config.json {name} is {value!r}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, safetensors.SafetensorError) as error:
-        raise UserError(f"{address} is not a sparklm model: {type(error).__name__} {error}") from error
-    model = _build(shape, weights, address)
-    tokenizer = Tokenizer.from_json(files[_TOKENIZER].decode("utf-8", errors="replace"), f"{address}: {_TOKENIZER}")
+    """Load a model.zip, that of a run, or the folder of an unpacked model, such as Hugging Face's."""
+    files = find_model(address)
+    shape = _read_shape(files)
+    model = _build(shape, files.weights(), address)
+    return TrainedModel(model=model.eval(), tokenizer=_read_tokenizer(files, shape))
+
+
+def describe_model(address: str) -> ModelDescription:
+    """What a model is, without its weights."""
+    files = find_model(address)
+    shape = _read_shape(files)
+    return ModelDescription(
+        shape=shape, tokenizer=_read_tokenizer(files, shape), tokenizer_address=files.tokenizer_address
+    )
+
+
+def _read_shape(files: ModelFiles) -> ModelShape:
+    with refused_by_name(files.address):
+        return _shape_from(files.config(), files.address)
+
+
+def _read_tokenizer(files: ModelFiles, shape: ModelShape) -> Tokenizer:
+    tokenizer = Tokenizer.from_json(files.tokenizer_json(), f"{files.address}: {TOKENIZER}")
     if tokenizer.vocab_size > shape.vocab_size:
         raise UserError(
-            f"{address}: the tokenizer has {tokenizer.vocab_size} ids, but the model only {shape.vocab_size}"
+            f"{files.address}: the tokenizer has {tokenizer.vocab_size} ids, but the model only {shape.vocab_size}"
         )
-    return TrainedModel(model=model.eval(), tokenizer=tokenizer)
-
-
-def _read_files(address: str) -> dict[str, bytes]:
-    folder, name = split_address(address)
-    needed = (_CONFIG, _WEIGHTS, _TOKENIZER)
-    if not folder.exists(name):
-        raise UserError(f"{address}: no such model; give a model.zip, or the folder of a run or an unpacked model")
-    inside = folder / name
-    if all(inside.exists(member) for member in needed):
-        return {member: inside.read_bytes(member) for member in needed}
-    if inside.exists("model.zip"):
-        folder, name = inside, "model.zip"
-    elif inside.exists("checkpoints"):
-        resume = f"sparklm train --run {shlex.quote(address)} --resume"
-        raise UserError(f"{address} is a run that has no model yet; go on with: {resume}")
-    elif inside.names():
-        raise UserError(f"there is no model in the folder {address}; give a model.zip, a run or an unpacked model")
-    try:
-        with zipfile.ZipFile(io.BytesIO(folder.read_bytes(name))) as archive:
-            for member in needed:
-                size = archive.getinfo(member).file_size
-                if member != _WEIGHTS and size > _SMALL_MEMBER_LIMIT:
-                    raise UserError(f"{address}: {member} claims {size} bytes; that is no model of sparklm's")
-                if archive.getinfo(member).compress_type != zipfile.ZIP_STORED:
-                    raise UserError(f"{address}: {member} is compressed; sparklm's models are not")
-            return {member: archive.read(member) for member in needed}
-    except KeyError as error:
-        raise UserError(f"{address} is not a sparklm model: it has no {error.args[0].split(chr(39))[1]}") from error
-    except (zipfile.BadZipFile, OSError, EOFError) as error:
-        raise UserError(f"{address} is not a model zip: {error}") from error
+    return tokenizer
 
 
 def _build(shape: ModelShape, weights: dict[str, Tensor], address: str) -> LanguageModel:
@@ -151,6 +135,7 @@ def _build(shape: ModelShape, weights: dict[str, Tensor], address: str) -> Langu
             model = model_of_shape(shape)
     except RuntimeError as error:
         raise UserError(f"{address}: config.json does not fit the weights: {error}") from error
+    weights = _without_tied_copy(shape, weights)
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
     found = {name: tensor.shape for name, tensor in weights.items()}
     if expected != found:
@@ -159,16 +144,24 @@ def _build(shape: ModelShape, weights: dict[str, Tensor], address: str) -> Langu
             f"{address}: config.json does not fit the weights: {name} has shape "
             f"{_shown(found.get(name))}, expected {_shown(expected.get(name))}"
         )
-    model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, assign=True)
+    model.load_state_dict(weights, assign=True)
     model.finish_loading()
     return model
+
+
+def _without_tied_copy(shape: ModelShape, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Leave out an output layer that is only a copy of the embedding, as some of Hugging Face's models have it."""
+    embedding, output = weights.get("model.embed_tokens.weight"), weights.get("lm_head.weight")
+    if shape.tie_embeddings and embedding is not None and output is not None and torch.equal(embedding, output):
+        return {name: tensor for name, tensor in weights.items() if name != "lm_head.weight"}
+    return weights
 
 
 def _shown(shape: torch.Size | None) -> str:
     return "nothing" if shape is None else str(tuple(shape))
 
 
-def _shape_from(config: Any) -> ModelShape:
+def _shape_from(config: Any, address: str) -> ModelShape:
     model_type = config.get("model_type") if isinstance(config, dict) else None
     if model_type == OWN_TYPE:
         shape = ModelShape.model_validate(config["shape"])
@@ -178,7 +171,10 @@ def _shape_from(config: Any) -> ModelShape:
     by_type = {kind.hugging_face_type: name for name, kind in ARCHITECTURES.items() if kind.hugging_face_type}
     if model_type not in by_type:
         raise ValueError(f"model_type {model_type!r}, expected {' or '.join(map(repr, [*by_type, OWN_TYPE]))}")
-    return network_class(by_type[model_type]).shape_of_config_json(config)
+    try:
+        return network_class(by_type[model_type]).shape_of_config_json(config)
+    except UserError as error:
+        raise UserError(f"{address} cannot be used: {error}") from error
 
 
 def _to_json(value: dict[str, Any]) -> bytes:

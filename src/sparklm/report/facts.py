@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from sparklm.baseline import Baseline
 from sparklm.errors import UserError
 from sparklm.models.build import count_parameters
-from sparklm.report.statistics import BASELINE, STATS_JSON
+from sparklm.report.statistics import BASELINE
 from sparklm.storage import Folder
 from sparklm.text.shards import Dataset
 from sparklm.text.windows import WindowPlan
@@ -35,7 +35,7 @@ from sparklm.training.records import (
     TaskRecord,
     read_lines,
 )
-from sparklm.training.run import MODEL, RunRecord, make_plan, read_run
+from sparklm.training.run import MODEL, STATS_JSON, RunRecord, make_plan, read_run
 
 NO_SPARK = "this run used no Spark: it was trained in one process"
 WRITTEN_LAST = "it is written when training ends"
@@ -139,7 +139,9 @@ class RunFacts:
     def num_parameters(self) -> int | None:
         """The weights of the run's model, for which the vocabulary's size must be known from somewhere."""
         vocab_size = self.statistics.get("vocabulary") if self.dataset is None else self.dataset.manifest.vocab_size
-        return count_parameters(self.record.config, vocab_size) if isinstance(vocab_size, int) else None
+        if not isinstance(vocab_size, int):
+            return None
+        return count_parameters(self.record.config, self.record.vocab_size(vocab_size))
 
     @property
     def state(self) -> str:

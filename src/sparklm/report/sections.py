@@ -10,7 +10,7 @@ from sparklm.report import curves, vocabulary
 from sparklm.report.charts import evenly
 from sparklm.report.facts import NO_SPARK, WRITTEN_LAST, Missing, RunFacts
 from sparklm.report.parts import SampleCard, Samples, Section, Settings, Table
-from sparklm.report.redaction import shown_settings
+from sparklm.report.redaction import hide_credentials, shown_settings
 from sparklm.report.statistics import BASELINE
 from sparklm.report.timeline import MOST_BARS, timeline
 from sparklm.text.validation import describe_validation
@@ -36,9 +36,10 @@ def key_figures(facts: RunFacts) -> list[tuple[str, str]]:
 def head_facts(facts: RunFacts) -> list[tuple[str, str]]:
     """The run's particulars: (name, value)."""
     config = facts.record.config
-    replicas, network = config.distributed.replicas, config.model
+    replicas, network, begun_from = config.distributed.replicas, config.model, facts.record.begun_from
     return [
         ("run id", facts.record.run_id),
+        *([] if begun_from is None else [("begun from", hide_credentials(begun_from.describe()))]),
         ("folder", facts.run.url),
         ("trained", facts.when),
         ("where", facts.place),

@@ -12,14 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from sparklm import __version__
 from sparklm.baseline import NO_BASELINE, Baseline
 from sparklm.placement.protocol import Placement
+from sparklm.report.redaction import hide_credentials
 from sparklm.text.shards import Manifest
 from sparklm.text.validation import describe_validation
 from sparklm.training.fit import FitResult
 from sparklm.training.metrics import COLUMNS, EpochRecord, columns_of, measured
-from sparklm.training.run import Run
+from sparklm.training.run import STATS_JSON, Run
 from sparklm.wording import text_table
 
-STATS_JSON, STATS_TEXT = "stats.json", "stats.txt"
+STATS_TEXT = "stats.txt"
 BASELINE = "baseline"
 _GIT_SECONDS = 5.0
 _EPOCHS = "each epoch"
@@ -55,6 +56,7 @@ def _collect_facts(
     records, last, session = result.records, result.model_record, placement.session_facts()
     return {
         "run id": run.run_id,
+        "begun from": _beginning(run),
         "config sha256": hashlib.sha256(run.config.model_dump_json().encode()).hexdigest(),
         "git commit": _git_commit(),
         "placed in": placement.description,
@@ -68,6 +70,7 @@ def _collect_facts(
         "stopped early": result.stopped_early,
         "training tokens seen": sum(entry.Tokens for entry in records),
         "the model's epoch": last.Epoch,
+        "the model's step": result.model_step,
         **{column.label: last.figure(name) for name, column in columns_of("final").items()},
         BASELINE: f"none: {NO_BASELINE}" if baseline is None else baseline.model_dump(),
         "documents": manifest.counts.documents,
@@ -99,6 +102,11 @@ def summary_table(records: Sequence[EpochRecord]) -> list[str]:
     height = max(map(len, heads), default=0)
     rows = [[column.shown(record.figure(name)) for name, column in columns.items()] for record in records]
     return text_table([*zip(*([""] * (height - len(head)) + head for head in heads), strict=True), *rows])
+
+
+def _beginning(run: Run) -> str:
+    """What the run was begun from, for people."""
+    return "weights drawn by the seed" if run.begun_from is None else hide_credentials(run.begun_from.describe())
 
 
 def _git_commit() -> str | None:

@@ -7,6 +7,7 @@
 | `char`, `byte`                            | one id for each character of the corpus; 256 bytes              |
 | `gpt2`                                    | GPT-2's 50 257 (needs the package of the extra `gpt2`)          |
 | an address ending in .json or .tiktoken   | a Hugging Face tokenizer.json, or a file of tiktoken ranks      |
+| an address ending in .zip                 | those of a model.zip                                            |
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import numpy as np
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
+from sparklm.archive import read_members
 from sparklm.errors import UserError
 from sparklm.storage import split_address
 from sparklm.text.tokenizer import END_OF_TEXT, UNKNOWN, Tokenizer
@@ -37,6 +39,7 @@ _LONGEST_RUN, _HALF_RUN = 256, 128
 _IS_SPACE = bytes(byte in b" \t\r\n" for byte in range(256))
 _LONG_WORD = re.compile(rf"(\S{{{_LONGEST_RUN}}})(?=\S)")
 _LONG_SPACE = re.compile(rf"(\s{{{_LONGEST_RUN}}})\s+")
+_MEMBER = "tokenizer.json"  # of a model.zip
 _WORDS = r" ?[\w']+| ?[^\w\s]+|\s+"
 # How the published tiktoken vocabularies cut text before merging; the rank files do not say it.
 _TIKTOKEN_PATTERNS = {
@@ -192,6 +195,8 @@ def _gpt2() -> Tokenizer:
 def _read_file(address: str) -> Tokenizer:
     folder, name = split_address(address)
     try:
+        if name.endswith(".zip") and folder.exists(name):
+            return Tokenizer.from_json(read_members(address, [_MEMBER])[_MEMBER].decode(errors="replace"), address)
         data = folder.read_bytes(name)
     except FileNotFoundError as error:
         raise UserError(f"tokenizer {address}: no such file") from error

@@ -32,7 +32,7 @@ from sparklm.training.optim import build_optimizer
 from sparklm.training.phases import StepProgress
 from sparklm.training.readahead import read_ahead
 from sparklm.training.records import Sample
-from sparklm.training.run import Run, make_plan, read_embeddings
+from sparklm.training.run import MODEL_STATE, OPTIMIZER_STATE, Run, make_plan, read_embeddings, read_first_state
 from sparklm.training.schedule import learning_rate
 from sparklm.training.sync.rounds import Round
 from sparklm.training.sync.strategies import AFTER_DIVERGENCE, make_strategy
@@ -55,9 +55,12 @@ class Replica:
         self.dataset = run.open_dataset()
         self.plan = make_plan(config, self.dataset)
         seed = _torch_seed(config.training.seed, _INITIALISATION)
-        model = build_model(config, self.dataset.manifest.vocab_size, read_embeddings(run), seed=seed)
+        vocab_size, first = run.vocab_size(self.dataset.manifest.vocab_size), read_first_state(run)
+        weights = tensors_below(first, MODEL_STATE)
+        model = build_model(config, vocab_size, read_embeddings(run), seed=seed, weights=weights)
         self.model = model.to(self.device)
         self.optimizer = build_optimizer(self.model, config.training)
+        self.optimizer.load_tensors(self.model, tensors_below(first, OPTIMIZER_STATE))
         self.ema = Ema(config.training.ema_decay)
         self.log = EpochLog(self.plan, config.output.log_every_steps)
         self.strategy = make_strategy(self)

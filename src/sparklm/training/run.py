@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 
 import safetensors.torch
@@ -18,12 +19,32 @@ from sparklm.training.evaluations import EvaluationPlan
 
 RUN_FORMAT = "sparklm run 1"
 CONFIG, MODEL, SAMPLE_TEXT, REPORT = "config.json", "model.zip", "sample.txt", "report.html"
+STATS_JSON = "stats.json"
+INIT = "init.safetensors"  # what the run begins with, where that is not drawn by the seed
+MODEL_STATE, OPTIMIZER_STATE = "model/", "optimizer/"  # what the names of its tensors begin with
 # Where work is placed and where copies go may change from one session of a run to the next; nothing else may.
 _FREE_SECTIONS = ("spark", "output", "generation")
 _FREE_KEYS = {
     *(f"distributed.{name}" for name in ("exchange", "timeout_seconds", "max_retries")),
     *(f"training.{name}" for name in ("checkpoint_every_steps", "checkpoint_every_minutes", "keep_checkpoints")),
 }
+
+
+class BegunFrom(BaseModel):
+    """The model that a run began from: where it was, and what was taken."""
+
+    model_config = ConfigDict(frozen=True)
+    address: str
+    sha256: str  # of init.safetensors
+    vocab_size: int  # token ids of the network, of which its tokenizer may leave some unused
+    run_id: str | None  # of the run that made it, where known,
+    step: int | None  # and the step
+    with_optimizer: bool
+
+    def describe(self) -> str:
+        """What it is, for people."""
+        step = "" if self.step is None else f", step {self.step:,}"
+        return f"{self.address}{step}{', with the state of its optimizer' if self.with_optimizer else ''}"
 
 
 class RunRecord(BaseModel):
@@ -37,6 +58,11 @@ class RunRecord(BaseModel):
     dataset_sha256: str
     threads: int
     evaluation: EvaluationPlan = EvaluationPlan()
+    begun_from: BegunFrom | None = None  # None = weights drawn by the seed
+
+    def vocab_size(self, of_tokenizer: int) -> int:
+        """The number of token ids that the network has: those of its tokenizer, or of the model that it began as."""
+        return of_tokenizer if self.begun_from is None else self.begun_from.vocab_size
 
 
 class Run(RunRecord):
@@ -66,7 +92,13 @@ class Run(RunRecord):
 
 
 def create_run(
-    folder: Folder, config: Config, dataset: str, manifest: Manifest, threads: int, evaluation: EvaluationPlan
+    folder: Folder,
+    config: Config,
+    dataset: str,
+    manifest: Manifest,
+    threads: int,
+    evaluation: EvaluationPlan,
+    begun_from: BegunFrom | None = None,
 ) -> Run:
     """Begin a run: from here on its settings are fixed."""
     record = RunRecord(
@@ -76,6 +108,7 @@ def create_run(
         dataset_sha256=manifest.fingerprint,
         threads=threads,
         evaluation=evaluation,
+        begun_from=begun_from,
     )
     run = _placed(record, folder)
     write_run(run)
@@ -177,3 +210,20 @@ def read_embeddings(run: Run) -> Tensor | None:
     except FileNotFoundError as error:
         raise UserError(f"{run.folder} has lost its {EMBEDDINGS}; put it back, or begin a new run") from error
     return tensors["embeddings"]
+
+
+def read_first_state(run: Run) -> dict[str, Tensor]:
+    """Read the weights that the run begins with, and the optimizer's state if it has one; nothing = drawn by the seed.
+
+    The state of every replica is this one before the first step.
+    """
+    if run.begun_from is None:
+        return {}
+    try:
+        data = run.folder.read_bytes(INIT)
+    except FileNotFoundError as error:
+        raise UserError(f"{run.folder} has lost its {INIT}; put it back, or begin a new run") from error
+    if hashlib.sha256(data).hexdigest() != run.begun_from.sha256:
+        raise UserError(f"{run.folder.address(INIT)} is not what the run began with; put it back, or begin a new run")
+    tensors: dict[str, Tensor] = safetensors.torch.load(data)
+    return tensors

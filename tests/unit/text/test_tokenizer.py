@@ -182,6 +182,7 @@ def test_a_tiktoken_file_gives_the_ids_of_the_ranks_it_was_made_from(tmp_path: P
         ("x.json", "{}", "is not a Hugging Face tokenizer"),
         ("x.tiktoken", "not base64!", "is not a tiktoken file"),
         ("x.tiktoken", "QQ== zero", "is not a tiktoken file"),
+        ("x.zip", "not a zip", "is not a model zip"),
     ],
 )
 def test_what_is_no_tokenizer_is_refused(tmp_path: Path, name: str, content: str, message: str) -> None:

@@ -20,11 +20,11 @@ from sparklm.progress.status import Outcome
 from sparklm.report.exporters.base import Note
 from sparklm.report.exporters.recorded import Recorded, settings_as_text
 from sparklm.report.redaction import first_line, hide_credentials
-from sparklm.report.statistics import STATS_JSON, STATS_TEXT
+from sparklm.report.statistics import STATS_TEXT
 from sparklm.storage import Folder, open_filesystem
 from sparklm.training.metrics import METRICS
 from sparklm.training.records import EVALUATIONS, SAMPLES, STEPS
-from sparklm.training.run import MODEL, REPORT, SAMPLE_TEXT, RunRecord
+from sparklm.training.run import MODEL, REPORT, SAMPLE_TEXT, STATS_JSON, RunRecord
 
 RUN_ID_TAG = "sparklm.run_id"
 _TIMEOUT_SECONDS = 10

@@ -278,10 +278,13 @@ def _judge_memory(
 
 
 def expected_vocab_size(config: Config) -> int:
-    """The size of the vocabulary: a dataset's own, the one that is set, or the largest that may be chosen."""
+    """The size of the vocabulary: a model's or dataset's own, the one that is set, or the largest that may be."""
     from sparklm.text.shards import Dataset, dataset_address
+    from sparklm.training.origin import origin_vocab_size
 
-    data = config.data
+    data, of_model = config.data, origin_vocab_size(config)
+    if of_model is not None:
+        return of_model
     prepared = dataset_address(data)
     if prepared is not None:
         return Dataset(Folder(prepared)).manifest.vocab_size
