@@ -32,7 +32,7 @@ from reporting import machine, make_parser, markdown, publish
 from sparklm import job
 from sparklm.config import Config
 from sparklm.config.resolve import resolve
-from sparklm.evaluation import CorpusEvaluation, evaluate_corpus
+from sparklm.evaluation import CorpusEvaluation
 from sparklm.models.model_zip import load_model
 from sparklm.placement.in_process import InProcess
 from sparklm.placement.start import running
@@ -105,7 +105,7 @@ def train_new(name: str, rate: float, epochs: int, book: Path, place: Path) -> O
         values["data.tokenizer"] = str(place / "old" / "model.zip")
     run = place / f"{name}-{rate}"
     tokens = train(resolve(flags=SHARED | values, read_model=read_model_settings).config, run)
-    evaluation = evaluate_corpus(load_model(str(run)), str(run / "dataset"))
+    evaluation = evaluate_dataset(load_model(str(run)), str(run / "dataset"))
     return Outcome(f"{name}, {epochs} epochs at {rate:g}", evaluation, tokens)
 
 
@@ -152,7 +152,7 @@ def main() -> None:
             train_new(name, rate, epochs, new, Path(place)) for name in ("alone", "continued") for rate, epochs in TRIES
         ]
         dataset = Dataset(Folder(str(next(Path(place).glob("continued-*")) / "dataset")))
-        before = evaluate_corpus(load_model(str(Path(place) / "old")), dataset.folder.url)
+        before = evaluate_dataset(load_model(str(Path(place) / "old")), dataset.folder.url)
         text = report([Outcome("old", before, tokens), *outcomes], five_gram(dataset), len(books), new)
     publish(text, given.write, "fine_tuning", given.name)
 

@@ -175,7 +175,7 @@ def check(config: Config, folder: Folder, *, resume: bool = False) -> FoundRun |
     if local is not None and local.exists() and not local.is_dir():
         raise UserError(f"--run {folder} is a file; a run needs a folder of its own")
     if folder.exists(CONFIG):
-        found = _find_run(read_run(folder), config, resume)
+        found = _find_run(folder, config, resume)
     else:
         others = set(folder.names()) - {_OWN_DATASET, EMBEDDINGS, INIT, WORD2VEC_ROUNDS, STATUS}
         if others:
@@ -197,8 +197,9 @@ def check(config: Config, folder: Folder, *, resume: bool = False) -> FoundRun |
     return found
 
 
-def _find_run(run: Run, config: Config, resume: bool) -> FoundRun | None:
+def _find_run(folder: Folder, config: Config, resume: bool) -> FoundRun | None:
     """The run that is there as it goes on, if these are its settings, or make it longer; None where it begins anew."""
+    run = read_run(folder)
     changes = changed_settings(run, config)
     if not changes:
         return FoundRun(run.with_settings(config))
@@ -206,10 +207,10 @@ def _find_run(run: Run, config: Config, resume: bool) -> FoundRun | None:
         return None
     is_length = changes.keys() <= LENGTH_KEYS
     if is_length and resume:
-        return FoundRun(*longer_run(run, config))
+        return FoundRun(*longer_run(run, config, str(folder)))
     listing = "\n".join(f"  {key}: {there!r} there, {here!r} here" for key, (there, here) in changes.items())
     remedy = "Add --resume to make that run longer, or choose another --run" if is_length else "Choose another --run"
-    raise UserError(f"{run.folder} holds another run, with other settings:\n{listing}\n{remedy}")
+    raise UserError(f"{folder} holds another run, with other settings:\n{listing}\n{remedy}")
 
 
 def _make_longer(run: Run, step: int, watcher: Watcher) -> None:

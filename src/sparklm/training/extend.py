@@ -13,11 +13,11 @@ from sparklm.training.schedule import count_warmup_steps, learning_rate
 LENGTH_KEYS = {"training.epochs", "training.max_steps"}
 
 
-def longer_run(run: Run, config: Config) -> tuple[Run, int]:
+def longer_run(run: Run, config: Config, name: str) -> tuple[Run, int]:
     """The run with another length, and the step to go on from; what would not be exact is refused.
 
     The rate rises in as many steps as it did. The step is that of the newest checkpoint up to which the rates are those
-    of the longer run; the steps after it are done anew.
+    of the longer run; the steps after it are done anew. `name` is what the user calls the run.
     """
     dataset = run.open_dataset()
     before = make_plan(run.config, dataset)
@@ -27,7 +27,7 @@ def longer_run(run: Run, config: Config) -> tuple[Run, int]:
     saved = committed_steps(run.folder)
     if plan.total_steps < saved[-1]:
         raise UserError(
-            f"{run.folder} has done {saved[-1]} steps, which is more than the {plan.total_steps} that are asked for"
+            f"{name} has done {saved[-1]} steps, which is more than the {plan.total_steps} that are asked for"
         )
 
     def is_same(step: int) -> bool:
@@ -40,10 +40,13 @@ def longer_run(run: Run, config: Config) -> tuple[Run, int]:
     same = next((step for step in range(saved[-1]) if not is_same(step)), saved[-1])
     branches = [step for step in saved if step <= same]
     if not branches:
+        data = run.config.data
+        text = ["--table", data.table] if data.table else data.places
+        command = ["sparklm", "train", *text, "--init-from", name, "--run", f"{name}-longer"]
         raise UserError(
-            f"{run.folder} cannot be made longer: its learning rate (training.schedule={config.training.schedule}) has "
+            f"{name} cannot be made longer: its learning rate (training.schedule={config.training.schedule}) has "
             f"been falling since step {same} so as to end at step {before.total_steps}. Begin a new run from its "
-            f"model: sparklm train CORPUS --init-from {shlex.quote(str(run.folder))} --run DIR"
+            f"model: {shlex.join(command)}"
         )
     return run.model_copy(update={"config": config}), branches[-1]
 

@@ -12,7 +12,7 @@ import torch
 
 from sparklm.config.resolve import resolve
 from sparklm.errors import UserError
-from sparklm.evaluation import evaluate_corpus
+from sparklm.evaluation import evaluate_dataset
 from sparklm.models.model_zip import load_model
 from sparklm.text.tokenizer_kinds import make_tokenizer
 from sparklm.training.origin import read_model_settings
@@ -74,7 +74,7 @@ def test_a_run_begins_from_such_a_folder_and_learns(corpus_file: Path, tmp_path:
     run_job(config, tmp_path / "run")
     before, after = (load_model(str(tmp_path / name)) for name in ("qwen", "run"))
     assert after.model.shape == before.model.shape
-    losses = [evaluate_corpus(trained, str(corpus_file)).loss for trained in (before, after)]
+    losses = [evaluate_dataset(trained, str(tmp_path / "run" / "dataset")).loss for trained in (before, after)]
     assert losses[1] < losses[0] - 0.5
 
 
