@@ -14,6 +14,7 @@ _AS_THEN: dict[str, object] = {
     "training.warmup_fraction": 0.0,
     "training.weight_decay": 0.0,
     "training.gradient_clip": None,
+    "training.threads": 1,  # more slow down networks as small as these
     "distributed.strategy": "averaging",
 }
 PRESETS: dict[str, dict[str, object]] = {
@@ -40,7 +41,7 @@ PRESETS: dict[str, dict[str, object]] = {
         "training.learning_rate": 2e-3,
     },
     # Five earlier systems, with their own numbers where they gave any.
-    # An LSTM that predicts the next token's embedding.
+    # An LSTM that predicts the embedding of the token after a window.
     "s0-lstm": {
         **_AS_THEN,
         "data.window_size": 64,
@@ -48,7 +49,7 @@ PRESETS: dict[str, dict[str, object]] = {
         "data.embeddings": "random",
         "model.architecture": "lstm",
         "model.width": 64,
-        "training.objective": "embedding",
+        "training.objective": "last_embedding",
         "training.learning_rate": 1e-3,
         "training.batch_size": 32,
         "training.epochs": 10,
@@ -66,14 +67,14 @@ PRESETS: dict[str, dict[str, object]] = {
         "training.learning_rate": 0.1,
         "training.batch_size": 32,
     },
-    # Attention over Word2Vec embeddings that predicts the token after a window.
+    # Attention over Word2Vec embeddings that predicts the next tokens.
     "s2-attention": {
         **_AS_THEN,
         "data.window_size": 15,
         "data.overlap": 7,
         "data.embeddings": "word2vec",
         "model.architecture": "attention",
-        "training.objective": "last_token",
+        "training.objective": "next_token",
         "training.learning_rate": 1e-3,
         "training.batch_size": 32,
         "training.epochs": 10,
@@ -91,6 +92,7 @@ PRESETS: dict[str, dict[str, object]] = {
         "training.epochs": 10,
         "generation.prompt": "The man starts with",
         "generation.max_new_tokens": 20,
+        "generation.temperature": 0.0,
     },
     # A recurrent network with a softmax at every step, to learn a few sentences by heart.
     "s4-rnn": {

@@ -88,7 +88,7 @@ def _unused_settings(config: Config, provenance: Mapping[str, str]) -> list[str]
     reasons = _unused_sync_settings(config)
     if config.data.tokenizer not in ("bpe", "word"):
         reasons["data.vocab_size"] = f"the tokenizer {config.data.tokenizer} has as many ids as it needs"
-    if objective == "embedding":
+    if config.predicts_embedding:
         reasons["training.label_smoothing"] = "there are no probabilities to smooth"
     else:
         reasons["metrics.similarity_threshold"] = "accuracy here is exact, the likeliest token against the true one"

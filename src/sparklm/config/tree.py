@@ -19,7 +19,8 @@ from sparklm.training.optim import OPTIMIZERS
 from sparklm.training.schedule import SCHEDULES
 
 ExchangeKind = Literal["storage", "collective"]
-ObjectiveKind = Literal["next_token", "last_token", "embedding"]
+ObjectiveKind = Literal["next_token", "last_token", "embedding", "last_embedding"]
+EMBEDDING_OBJECTIVES, LAST_OBJECTIVES = ("embedding", "last_embedding"), ("last_token", "last_embedding")
 
 TOKENIZER_KINDS = ("bpe", "word", "char", "byte", "gpt2")
 TOKENIZER_FILES = (".json", ".tiktoken")
@@ -126,7 +127,7 @@ class TrainingConfig(Section):
     objective: ObjectiveKind | None = Field(
         None,
         description="what is predicted: next_token (at every position), last_token (after the window only), embedding "
-        "(the next token's); none = next_token, for "
+        "and last_embedding (the same, but the token's embedding); none = next_token, for "
         f"{alternatives(architectures_that(lambda kind: not kind.predicts_every_position))} last_token",
     )
     embedding_loss: Literal["mse", "cosine"] = Field("mse", description="how far a predicted embedding is off")
@@ -302,13 +303,13 @@ class Config(Section):
             raise ValueError(
                 f"training.objective next_token needs an output at every position; {architecture} has last_token"
             )
-        if self.objective == "embedding" and not kind.predicts_embeddings:
+        if self.predicts_embedding and not kind.predicts_embeddings:
             others = alternatives(architectures_that(lambda other: other.predicts_embeddings))
-            raise ValueError(f"training.objective embedding does not go with {architecture}; use {others}")
-        if self.objective == "embedding" and self.data.embeddings is None:
+            raise ValueError(f"training.objective {self.objective} does not go with {architecture}; use {others}")
+        if self.predicts_embedding and self.data.embeddings is None:
             raise ValueError(
-                "training.objective embedding needs embeddings to predict; set data.embeddings to random, word2vec or "
-                "a file"
+                f"training.objective {self.objective} needs embeddings to predict; set data.embeddings to random, "
+                "word2vec or a file"
             )
         return self
 
@@ -318,9 +319,14 @@ class Config(Section):
         return self.training.objective or ("next_token" if self.model.kind.predicts_every_position else "last_token")
 
     @property
+    def predicts_embedding(self) -> bool:
+        """Whether it is trained to predict the embeddings of tokens, and not tokens."""
+        return self.objective in EMBEDDING_OBJECTIVES
+
+    @property
     def embeddings_are_frozen(self) -> bool:
         """Whether embeddings stay as they are: always where they are predicted, or all would become one."""
-        return self.model.freeze_embeddings or self.objective == "embedding"
+        return self.model.freeze_embeddings or self.predicts_embedding
 
     @property
     def context_length(self) -> int:
