@@ -36,12 +36,14 @@ from sparklm.training.heartbeat import clear_beats
 from sparklm.training.metrics import METRICS, EpochRecord
 from sparklm.training.run import (
     CONFIG,
+    LEAST_SYNCS,
     MODEL,
     REPORT,
     SAMPLE_TEXT,
     Run,
     check_same_run,
     create_run,
+    decide_replicas,
     make_plan,
     read_run,
 )
@@ -76,7 +78,7 @@ def train(config: Config, folder: Folder, start: Start, watcher: Watcher, *, kee
         else:
             run = run.with_settings(config)
             dataset = _reopen(run, placement, keep_text)
-            plan = make_plan(config, dataset)
+            plan = make_plan(run.config, dataset)
         identified = identify(run=run.run_id)
         with exporting(run, watcher.warn) as exporters:
             result, sample = _train(run, dataset, plan, placement, exporters, time.monotonic() - began)
@@ -169,6 +171,7 @@ def _begin(config: Config, folder: Folder, placement: Placement) -> tuple[Run, D
         dataset = open_dataset(place)
         for note in describe_counts(dataset.manifest):
             watcher.note(note)
+        config = _with_replicas(config, dataset, placement)
         plan = make_plan(config, dataset)  # which refuses what is too short
         _note_short_documents(config, dataset, watcher)
         if config.data.embeddings is not None:
@@ -179,6 +182,20 @@ def _begin(config: Config, folder: Folder, placement: Placement) -> tuple[Run, D
         if is_new:
             folder.remove()
         raise
+
+
+def _with_replicas(config: Config, dataset: Dataset, placement: Placement) -> Config:
+    """Decide how many replicas there are, where the settings leave that to the slots; the run keeps the number."""
+    if config.distributed.replicas != 0:
+        return config
+    slots, windows = placement.slots, dataset.windows(dataset.train, config.data, config.data.window_stride)
+    replicas = decide_replicas(config, windows.num_windows, slots)
+    why = f"{placement.description} has {count(slots, 'slot')}"
+    if replicas < slots:
+        why += f", but for more there is too little text to sync {LEAST_SYNCS} times an epoch"
+    pin = "--set distributed.replicas=N sets another number"
+    placement.watcher.note(f"{count(replicas, 'replica')}: {why}; {pin}")
+    return config.with_replicas(replicas)
 
 
 def _note_short_documents(config: Config, dataset: Dataset, watcher: Watcher) -> None:

@@ -16,6 +16,7 @@ _AS_THEN: dict[str, object] = {
     "training.gradient_clip": None,
     "training.threads": 1,  # more slow down networks as small as these
     "distributed.strategy": "averaging",
+    "distributed.replicas": 0,  # from the slots of the master
 }
 PRESETS: dict[str, dict[str, object]] = {
     # The tree's own defaults: about 1 M parameters, trained on the sample in about a minute on two cores.

@@ -106,7 +106,8 @@ def _unused_settings(config: Config, provenance: Mapping[str, str]) -> list[str]
 
 def _unused_sync_settings(config: Config) -> dict[str, str]:
     """The settings of syncs that do not take place, each with the reason."""
-    chosen, is_alone = config.distributed.strategy, config.distributed.replicas == 1
+    chosen, replicas = config.distributed.strategy, config.distributed.replicas
+    is_alone = replicas == 1 or (replicas == 0 and config.spark.master == "none")
     owners = {
         "averaging": ("averaging_frequency", "average_optimizer"),
         "diloco": ("diloco_steps", "outer_learning_rate", "outer_momentum"),

@@ -19,6 +19,7 @@ from sparklm.training.optim import OPTIMIZERS
 from sparklm.training.schedule import SCHEDULES
 
 ExchangeKind = Literal["storage", "collective"]
+MOST_REPLICAS = 4096
 ObjectiveKind = Literal["next_token", "last_token", "embedding", "last_embedding"]
 EMBEDDING_OBJECTIVES, LAST_OBJECTIVES = ("embedding", "last_embedding"), ("last_token", "last_embedding")
 
@@ -177,7 +178,9 @@ class TrainingConfig(Section):
 class DistributedConfig(Section):
     """How many replicas learn together, and how they sync. One replica has nothing to sync with."""
 
-    replicas: Annotated[int, Field(ge=1, le=4096)] = Field(1, description="models trained side by side")
+    replicas: Annotated[int, Field(ge=0, le=MOST_REPLICAS)] = Field(
+        1, description="models trained side by side; 0 = from the slots of the master, when the run begins"
+    )
     strategy: Literal["allreduce", "averaging", "diloco"] = Field(
         "diloco",
         description="what replicas share: allreduce (gradients, every step), averaging (weights, every "
@@ -317,6 +320,10 @@ class Config(Section):
     def objective(self) -> ObjectiveKind:
         """What the network is trained to predict."""
         return self.training.objective or ("next_token" if self.model.kind.predicts_every_position else "last_token")
+
+    def with_replicas(self, replicas: int) -> Config:
+        """The same settings with a number of replicas, once it is decided."""
+        return self.model_copy(update={"distributed": self.distributed.model_copy(update={"replicas": replicas})})
 
     @property
     def predicts_embedding(self) -> bool:

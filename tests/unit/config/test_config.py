@@ -305,7 +305,7 @@ def test_the_lstm_systems_file_is_understood_as_it_is(tmp_path: Path) -> None:
     assert config.output.metrics == "src/main/resources/training_metrics.csv"
     assert (config.distributed.averaging_frequency, config.distributed.prefetch_batches) == (5, 2)
     assert config.metrics.similarity_threshold == 0.05
-    assert (config.model.architecture, config.objective, config.data.embeddings) == ("lstm", "embedding", "random")
+    assert (config.model.architecture, config.objective, config.data.embeddings) == ("lstm", "last_embedding", "random")
     about = "\n".join(resolution.notes)
     assert "has model.lstmLayerSize, so it starts from the preset s0-lstm" in about
     assert "spark.local.dir = 'hdfs://localhost:9000/spark/tmp' is not used" in about
