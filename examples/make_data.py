@@ -143,7 +143,9 @@ def main() -> None:
 
     logged = [day.logged() for day in days(LOGGED_DAYS)]
     ids = ids_of([word for words in logged for word in words])
-    (HERE / "s0/tokenids.txt").write_text("".join(f"{' '.join(str(ids[word]) for word in words)}\n" for words in logged))
+    (HERE / "s0/tokenids.txt").write_text(
+        "".join(f"{' '.join(str(ids[word]) for word in words)}\n" for words in logged)
+    )
 
     words, folder = words_of(story(DENSE_DAYS)), HERE / "s1/src/main/resources/input"
     ids = ids_of(words)

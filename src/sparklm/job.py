@@ -23,7 +23,7 @@ from sparklm.placement.start import Start
 from sparklm.progress.status import STATUS
 from sparklm.progress.watcher import Watcher
 from sparklm.report.exporters.base import SafeExporter, check_exporters, exporting
-from sparklm.report.statistics import STATS_JSON, STATS_TEXT, write_statistics
+from sparklm.report.statistics import STATS_JSON, STATS_TEXT, statistics_csv, write_statistics
 from sparklm.storage import Folder, split_address
 from sparklm.text.corpus import corpus_address
 from sparklm.text.prepare import check_corpus, is_unchanged, prepare
@@ -290,6 +290,9 @@ def _copy_outputs(run: Folder, config: Config) -> list[str]:
     names = (MODEL, REPORT, METRICS, STATS_TEXT, SAMPLE_TEXT, CONFIG)
     files = [run.address(name) for name in names if run.exists(name)]
     for name, folder, target in _output_targets(config):
-        folder.write_bytes(target, run.read_bytes(name))
+        if name == STATS_TEXT and target.endswith(".csv"):
+            folder.write_text(target, statistics_csv(run.read_json(STATS_JSON)))
+        else:
+            folder.write_bytes(target, run.read_bytes(name))
         files.append(folder.address(target))
     return files

@@ -67,6 +67,7 @@ PRESETS: dict[str, dict[str, object]] = {
         "training.optimizer": "nesterov",
         "training.learning_rate": 0.1,
         "training.batch_size": 32,
+        "training.epochs": 10,
     },
     # Attention over Word2Vec embeddings that predicts the next tokens.
     "s2-attention": {
@@ -80,17 +81,19 @@ PRESETS: dict[str, dict[str, object]] = {
         "training.batch_size": 32,
         "training.epochs": 10,
     },
-    # Attention over words, for a book; it ends with a sentence that goes on from four words.
+    # Attention over words, for a book; it ends with a sentence that continues four words, the likeliest way.
     "s3-attention": {
         **_AS_THEN,
         "data.tokenizer": "word",
+        "data.vocab_size": 4096,
         "data.window_size": 8,
-        "data.stride": 1,
+        "data.stride": 4,
         "model.architecture": "attention",
-        "training.objective": "last_token",
+        "training.objective": "next_token",
         "training.learning_rate": 1e-3,
         "training.batch_size": 32,
         "training.epochs": 10,
+        "training.early_stopping_patience": 2,
         "generation.prompt": "The man starts with",
         "generation.max_new_tokens": 20,
         "generation.temperature": 0.0,

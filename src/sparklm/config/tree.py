@@ -270,7 +270,9 @@ class OutputConfig(Section):
     run: NonEmptyText | None = Field(None, description="run folder; none = runs/ and the time")
     model: NonEmptyText | None = Field(None, description="also write model.zip here")
     metrics: NonEmptyText | None = Field(None, description="also write metrics.csv here")
-    statistics: NonEmptyText | None = Field(None, description="also write stats.txt here")
+    statistics: NonEmptyText | None = Field(
+        None, description="also write the statistics here: a table if it ends in .csv, else stats.txt"
+    )
     text: NonEmptyText | None = Field(None, description="also write the generated text here")
     log_every_steps: PositiveInt = Field(10, description="steps between two lines of steps.jsonl; as the run began")
     tensorboard: bool = Field(False, description="write event files for TensorBoard into the run folder")
