@@ -124,7 +124,7 @@ def words_of(text: str) -> list[str]:
 
 
 def vectors_of(words: list[str], ids: dict[str, int]) -> np.ndarray:
-    """A vector for each word from its neighbours: the strongest directions of how much oftener than by chance they meet."""
+    """A vector for each word from its neighbours: how much oftener than by chance they meet, in a few directions."""
     numbers = np.array([ids[word] for word in words])
     together = np.zeros((len(ids), len(ids)))
     for distance in range(1, NEIGHBOURS + 1):
@@ -143,9 +143,8 @@ def main() -> None:
 
     logged = [day.logged() for day in days(LOGGED_DAYS)]
     ids = ids_of([word for words in logged for word in words])
-    (HERE / "s0/tokenids.txt").write_text(
-        "".join(f"{' '.join(str(ids[word]) for word in words)}\n" for words in logged)
-    )
+    lines = [" ".join(str(ids[word]) for word in words) for words in logged]
+    (HERE / "s0/tokenids.txt").write_text("\n".join(lines) + "\n")
 
     words, folder = words_of(story(DENSE_DAYS)), HERE / "s1/src/main/resources/input"
     ids = ids_of(words)

@@ -25,6 +25,7 @@ EMBEDDING_OBJECTIVES, LAST_OBJECTIVES = ("embedding", "last_embedding"), ("last_
 
 TOKENIZER_KINDS = ("bpe", "word", "char", "byte", "gpt2")
 TOKENIZER_FILES = (".json", ".tiktoken")
+EMBEDDING_KINDS = ("random", "word2vec")  # that are made here; others are files
 
 
 class DataConfig(Section):
