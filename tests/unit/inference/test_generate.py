@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from sparklm.config.resolve import resolve
 from sparklm.errors import UserError
 from sparklm.inference.generate import Sampling, choose_token, encode_prompt, generate_text, generate_tokens
 from sparklm.inference.predict import predict_next
+from sparklm.models.build import build_model
+from sparklm.models.cache import Cache
 from sparklm.models.model_zip import TrainedModel, load_model
+from sparklm.text.tokenizer_kinds import make_tokenizer
 from tests.conftest import run_job, tiny_config
 
 
@@ -105,3 +109,18 @@ def test_a_prompt_with_unknown_characters_stays_whole_and_is_told(tmp_path: Path
     generated = generate_text(load_model(str(tmp_path / "run")), "a€b日", 4, Sampling(temperature=0))
     assert generated.text.startswith("a€b日")
     assert generated.note == "2 tokens of the prompt are unknown to this model"
+
+
+def test_the_unknown_token_is_never_generated(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = make_tokenizer("word", ["one two three two"], 300)
+    model = build_model(resolve(assignments=["model.width=16", "data.window_size=4"]).config, tokenizer.vocab_size)
+    trained = TrainedModel(model=model, tokenizer=tokenizer)
+    best = int(tokenizer.encode(" two")[0])
+
+    def scores(self: TrainedModel, tokens: list[int], cache: Cache | None = None) -> torch.Tensor:
+        values = torch.zeros(tokenizer.vocab_size)
+        values[tokenizer.unknown], values[best] = 9.0, 5.0
+        return values
+
+    monkeypatch.setattr(TrainedModel, "scores_after", scores)
+    assert list(generate_tokens(trained, [best], 3, Sampling(temperature=0))) == [best] * 3
