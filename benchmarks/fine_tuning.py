@@ -32,7 +32,7 @@ from reporting import machine, make_parser, markdown, publish
 from sparklm import job
 from sparklm.config import Config
 from sparklm.config.resolve import resolve
-from sparklm.evaluation import CorpusEvaluation
+from sparklm.evaluation import CorpusEvaluation, evaluate_dataset
 from sparklm.models.model_zip import load_model
 from sparklm.placement.in_process import InProcess
 from sparklm.placement.start import running

@@ -24,7 +24,7 @@ from sparklm.placement.start import Start
 from sparklm.progress.status import STATUS
 from sparklm.progress.watcher import Watcher
 from sparklm.report.exporters.base import SafeExporter, check_exporters, exporting
-from sparklm.report.statistics import STATS_TEXT, write_statistics
+from sparklm.report.statistics import STATS_TEXT, statistics_csv, write_statistics
 from sparklm.storage import Folder, split_address
 from sparklm.text.corpus import corpus_name
 from sparklm.text.prepare import check_corpus, is_unchanged, prepare
@@ -44,6 +44,7 @@ from sparklm.training.origin import write_first_state
 from sparklm.training.run import (
     CONFIG,
     INIT,
+    LEAST_SYNCS,
     MODEL,
     REPORT,
     SAMPLE_TEXT,
@@ -51,6 +52,7 @@ from sparklm.training.run import (
     Run,
     changed_settings,
     create_run,
+    decide_replicas,
     make_plan,
     read_run,
 )
@@ -261,6 +263,7 @@ def _begin(config: Config, folder: Folder, placement: Placement) -> tuple[Run, D
         _check_tokenizer(config, dataset)
         for note in describe_counts(dataset.manifest):
             watcher.note(note)
+        config = _with_replicas(config, dataset, placement)
         plan = make_plan(config, dataset)  # which refuses what is too short
         _note_short_documents(config, dataset, watcher)
         if config.data.embeddings is not None:
@@ -285,6 +288,20 @@ def _check_tokenizer(config: Config, dataset: Dataset) -> None:
             "text itself, or prepare it with the model's: sparklm prepare CORPUS --set "
             f"data.tokenizer={config.data.tokenizer}"
         )
+
+
+def _with_replicas(config: Config, dataset: Dataset, placement: Placement) -> Config:
+    """Decide how many replicas there are, where the settings leave that to the slots; the run keeps the number."""
+    if config.distributed.replicas != 0:
+        return config
+    slots, windows = placement.slots, dataset.windows(dataset.train, config.data, config.data.window_stride)
+    replicas = decide_replicas(config, windows.num_windows, slots)
+    why = f"{placement.description} has {count(slots, 'slot')}"
+    if replicas < slots:
+        why += f", but for more there is too little text to sync {LEAST_SYNCS} times an epoch"
+    pin = "--set distributed.replicas=N sets another number"
+    placement.watcher.note(f"{count(replicas, 'replica')}: {why}; {pin}")
+    return config.with_replicas(replicas)
 
 
 def _note_short_documents(config: Config, dataset: Dataset, watcher: Watcher) -> None:
@@ -401,6 +418,9 @@ def _copy_outputs(run: Folder, config: Config) -> list[str]:
     names = (MODEL, REPORT, METRICS, STATS_TEXT, SAMPLE_TEXT, CONFIG)
     files = [run.address(name) for name in names if run.exists(name)]
     for name, folder, target in _output_targets(config):
-        folder.write_bytes(target, run.read_bytes(name))
+        if name == STATS_TEXT and target.endswith(".csv"):
+            folder.write_text(target, statistics_csv(run.read_json(STATS_JSON)))
+        else:
+            folder.write_bytes(target, run.read_bytes(name))
         files.append(folder.address(target))
     return files

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from pathlib import Path
@@ -57,6 +58,21 @@ def test_a_run_without_a_checkpoint_says_that_it_starts_again(corpus_file: Path,
     watcher = RecordingWatcher()
     run_job(tiny_config(corpus_file), tmp_path / "run", watcher=watcher)
     assert any("no checkpoint yet" in note for note in watcher.notes)
+
+
+def test_statistics_are_a_table_where_their_name_says_csv(corpus_file: Path, tmp_path: Path) -> None:
+    run_job(tiny_config(corpus_file, f"output.statistics={tmp_path / 'training_stats.csv'}"), tmp_path / "run")
+    with (tmp_path / "training_stats.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    of_run = {row["statistic"]: row["value"] for row in rows if not row["epoch"]}
+    facts = json.loads((tmp_path / "run/stats.json").read_text())
+    assert of_run["seconds of all epochs"] == str(facts["seconds of all epochs"])
+    assert of_run["seconds in this session, train"] == str(facts["seconds in this session"]["train"])
+    of_first = {row["statistic"]: float(row["value"]) for row in rows if row["epoch"] == "1" and row["value"]}
+    assert of_first["learning rate"] > 0
+    assert of_first["Python worker, resident, MB"] > 50
+    heading = (tmp_path / "run/stats.txt").read_text().partition("each epoch:")[2]
+    assert all(word in heading for word in ("learning", "resident"))
 
 
 def test_copies_go_where_the_config_says(corpus_file: Path, tmp_path: Path) -> None:

@@ -16,11 +16,17 @@ from sparklm.config.files import read_config_file
 from sparklm.config.legacy_keys import ALIASES, CLUSTER_ALIASES, SYSTEM_PRESETS, WITHOUT_EFFECT, translate
 from sparklm.config.nearest import nearest_key
 from sparklm.config.presets import DEFAULT_PRESET, preset_values
-from sparklm.config.tree import Config, describe_setting, flat_settings
+from sparklm.config.tree import EMBEDDING_KINDS, TOKENIZER_FILES, Config, describe_setting, flat_settings
 from sparklm.errors import UserError
-from sparklm.storage import is_answering, split_url
+from sparklm.storage import is_answering, open_filesystem, split_url
 
 _PROPERTIES = "spark.properties."
+_DEFAULT_FILES = f"{_PROPERTIES}spark.hadoop.fs.defaultFS"
+# The settings that name files and folders.
+_PLACES = (
+    *(f"data.{name}" for name in ("corpus", "tokenizer", "embeddings")),
+    *(f"output.{name}" for name in ("run", "model", "metrics", "statistics", "text")),
+)
 _Layer = tuple[str, Mapping[str, object]]  # where settings come from, and the settings
 _ALTERNATIVES = {"data.stride": "data.overlap", "data.overlap": "data.stride"}
 
@@ -79,6 +85,9 @@ def resolve(
     if system_key is not None:
         notes.append(f"{config_file} has {system_key}, so it starts from the preset {name}; --preset chooses another")
     notes += _drop_impossible_properties(values, provenance, master)
+    hdfs = next((str(settings["hdfs.uri"]) for _, settings in reversed(layers) if "hdfs.uri" in settings), None)
+    if hdfs is not None:
+        notes += _place_on_hdfs(values, hdfs)
     address = values.get("training.init_from")
     origin = f"model {address}"
     if isinstance(address, str) and address and base is None and read_model is not None:
@@ -167,7 +176,7 @@ def _unused_settings(config: Config, provenance: Mapping[str, str]) -> list[str]
         reasons["data.vocab_size"] = f"the tokenizer {config.data.tokenizer} has as many ids as it needs"
     if config.data.has_own_validation:
         reasons["data.split"] = "validation is a text of its own"
-    if objective == "embedding":
+    if config.predicts_embedding:
         reasons["training.label_smoothing"] = "there are no probabilities to smooth"
     else:
         reasons["metrics.similarity_threshold"] = "accuracy here is exact, the likeliest token against the true one"
@@ -185,7 +194,8 @@ def _unused_settings(config: Config, provenance: Mapping[str, str]) -> list[str]
 
 def _unused_sync_settings(config: Config) -> dict[str, str]:
     """The settings of syncs that do not take place, each with the reason."""
-    chosen, is_alone = config.distributed.strategy, config.distributed.replicas == 1
+    chosen, replicas = config.distributed.strategy, config.distributed.replicas
+    is_alone = replicas == 1 or (replicas == 0 and config.spark.master == "none")
     owners = {
         "averaging": ("averaging_frequency", "average_optimizer"),
         "diloco": ("diloco_steps", "outer_learning_rate", "outer_momentum"),
@@ -252,7 +262,7 @@ def _drop_impossible_properties(values: dict[str, object], provenance: dict[str,
     if values.get(scratch) is not None and split_url(str(values[scratch]))[0] != "file":
         reasons[scratch] = "Spark keeps scratch files on local disks only; using its own default"
     for key, instead in (
-        (f"{_PROPERTIES}spark.hadoop.fs.defaultFS", "paths without a protocol are on local disks"),
+        (_DEFAULT_FILES, "paths without a protocol are on local disks"),
         ("spark.event_log", "there will be no event log"),
     ):
         address = str(values.get(key) or "")
@@ -266,6 +276,29 @@ def _drop_impossible_properties(values: dict[str, object], provenance: dict[str,
         name = "spark.eventLog.dir" if source.endswith("spark.eventLog.dir") else key.removeprefix(_PROPERTIES)
         notes.append(f"{name} = {value!r} is not used: {reason}")
     return notes
+
+
+def _place_on_hdfs(values: dict[str, object], uri: str) -> list[str]:
+    """Put relative inputs and outputs below `hdfs.uri`, where that answers; returns what to know of it."""
+    relative = {key: str(values[key]) for key in _PLACES if _is_relative_file(key, values.get(key))}
+    default = values.get(_DEFAULT_FILES)  # None where nothing answers
+    if not relative or default is None or (default != uri and not is_answering(uri)):
+        return []
+    try:
+        open_filesystem(uri)
+    except UserError as error:
+        return [f"hdfs.uri = {uri!r} is used by Spark only: {error}; paths without a protocol are on local disks"]
+    base = uri.rstrip("/")
+    values |= {key: f"{base}/{path}" for key, path in relative.items()}
+    return [f"{', '.join(relative)}: below {base}, because hdfs.uri answers; a path from / is on local disks"]
+
+
+def _is_relative_file(key: str, value: object) -> bool:
+    """Whether a setting names a file or folder below where one is."""
+    if not isinstance(value, str) or "://" in value or value.startswith(("/", "~")):
+        return False
+    is_kind = key == "data.embeddings" and value in EMBEDDING_KINDS
+    return not is_kind and (key != "data.tokenizer" or value.endswith(TOKENIZER_FILES))
 
 
 def _validate(values: Mapping[str, object], provenance: Mapping[str, str], problems: list[str]) -> Config:

@@ -20,10 +20,13 @@ from sparklm.training.schedule import SCHEDULES
 from sparklm.wording import listed
 
 ExchangeKind = Literal["storage", "collective"]
-ObjectiveKind = Literal["next_token", "last_token", "embedding"]
+MOST_REPLICAS = 4096
+ObjectiveKind = Literal["next_token", "last_token", "embedding", "last_embedding"]
+EMBEDDING_OBJECTIVES, LAST_OBJECTIVES = ("embedding", "last_embedding"), ("last_token", "last_embedding")
 
 TOKENIZER_KINDS = ("bpe", "word", "char", "byte", "gpt2")
 TOKENIZER_FILES = (".json", ".tiktoken", ".zip")
+EMBEDDING_KINDS = ("random", "word2vec")  # that are made here; others are files
 
 
 class DataConfig(Section):
@@ -166,7 +169,7 @@ class TrainingConfig(Section):
     objective: ObjectiveKind | None = Field(
         None,
         description="what is predicted: next_token (at every position), last_token (after the window only), embedding "
-        "(the next token's); none = next_token, for "
+        "and last_embedding (the same, but the token's embedding); none = next_token, for "
         f"{alternatives(architectures_that(lambda kind: not kind.predicts_every_position))} last_token",
     )
     embedding_loss: Literal["mse", "cosine"] = Field("mse", description="how far a predicted embedding is off")
@@ -235,7 +238,9 @@ class TrainingConfig(Section):
 class DistributedConfig(Section):
     """How many replicas learn together, and how they sync. One replica has nothing to sync with."""
 
-    replicas: Annotated[int, Field(ge=1, le=4096)] = Field(1, description="models trained side by side")
+    replicas: Annotated[int, Field(ge=0, le=MOST_REPLICAS)] = Field(
+        1, description="models trained side by side; 0 = from the slots of the master, when the run begins"
+    )
     strategy: Literal["allreduce", "averaging", "diloco"] = Field(
         "diloco",
         description="what replicas share: allreduce (gradients, every step), averaging (weights, every "
@@ -325,7 +330,9 @@ class OutputConfig(Section):
     run: NonEmptyText | None = Field(None, description="run folder; none = runs/ and the time")
     model: NonEmptyText | None = Field(None, description="also write model.zip here")
     metrics: NonEmptyText | None = Field(None, description="also write metrics.csv here")
-    statistics: NonEmptyText | None = Field(None, description="also write stats.txt here")
+    statistics: NonEmptyText | None = Field(
+        None, description="also write the statistics here: a table if it ends in .csv, else stats.txt"
+    )
     text: NonEmptyText | None = Field(None, description="also write the generated text here")
     log_every_steps: PositiveInt = Field(10, description="steps between two lines of steps.jsonl; as the run began")
     tensorboard: bool = Field(False, description="write event files for TensorBoard into the run folder")
@@ -361,13 +368,13 @@ class Config(Section):
             raise ValueError(
                 f"training.objective next_token needs an output at every position; {architecture} has last_token"
             )
-        if self.objective == "embedding" and not kind.predicts_embeddings:
+        if self.predicts_embedding and not kind.predicts_embeddings:
             others = alternatives(architectures_that(lambda other: other.predicts_embeddings))
-            raise ValueError(f"training.objective embedding does not go with {architecture}; use {others}")
-        if self.objective == "embedding" and self.data.embeddings is None and self.training.init_from is None:
+            raise ValueError(f"training.objective {self.objective} does not go with {architecture}; use {others}")
+        if self.predicts_embedding and self.data.embeddings is None and self.training.init_from is None:
             raise ValueError(
-                "training.objective embedding needs embeddings to predict; set data.embeddings to random, word2vec or "
-                "a file"
+                f"training.objective {self.objective} needs embeddings to predict; set data.embeddings to random, "
+                "word2vec or a file"
             )
         return self
 
@@ -376,15 +383,24 @@ class Config(Section):
         """What the network is trained to predict."""
         return self.training.objective or ("next_token" if self.model.kind.predicts_every_position else "last_token")
 
+    def with_replicas(self, replicas: int) -> Config:
+        """The same settings with a number of replicas, once it is decided."""
+        return self.model_copy(update={"distributed": self.distributed.model_copy(update={"replicas": replicas})})
+
+    @property
+    def predicts_embedding(self) -> bool:
+        """Whether it is trained to predict the embeddings of tokens, and not tokens."""
+        return self.objective in EMBEDDING_OBJECTIVES
+
     @property
     def predicts_every_position(self) -> bool:
         """Whether every token of a window is a target, and not only the one after it."""
-        return self.model.kind.predicts_every_position and self.objective != "last_token"
+        return self.model.kind.predicts_every_position and self.objective not in LAST_OBJECTIVES
 
     @property
     def embeddings_are_frozen(self) -> bool:
         """Whether embeddings stay as they are: always where they are predicted, or all would become one."""
-        return self.model.freeze_embeddings or self.objective == "embedding"
+        return self.model.freeze_embeddings or self.predicts_embedding
 
     @property
     def context_length(self) -> int:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparklm.config import Config
-from sparklm.embeddings.files import Embeddings, FloatArray, read_embeddings
+from sparklm.embeddings.files import Embeddings, read_embeddings
+from sparklm.embeddings.lines import FloatArray
 from sparklm.storage import Folder
 from sparklm.text.shards import Dataset
 

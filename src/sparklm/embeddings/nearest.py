@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sparklm.embeddings.files import FloatArray
+from sparklm.embeddings.lines import FloatArray
 from sparklm.errors import UserError
 from sparklm.text.tokenizer import Tokenizer
 

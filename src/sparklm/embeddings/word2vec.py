@@ -30,7 +30,8 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from sparklm.embeddings.files import WORD2VEC_ROUNDS, FloatArray
+from sparklm.embeddings.files import WORD2VEC_ROUNDS
+from sparklm.embeddings.lines import FloatArray
 from sparklm.embeddings.skipgram import Sampling, Tables, Word2VecSettings, train_chunk, trained_tokens
 from sparklm.errors import TrainingDivergedError, UserError
 from sparklm.storage import Folder, read_record

@@ -93,7 +93,10 @@ def generate_tokens(
     reader, generator = _Reader(trained), torch.Generator().manual_seed(sampling.seed)
     tokens = list(prompt)
     for _ in range(max_new_tokens):
-        token = choose_token(reader.scores_after(tokens), sampling, generator)
+        scores_V = reader.scores_after(tokens)
+        if trained.tokenizer.unknown is not None:
+            scores_V[trained.tokenizer.unknown] = -math.inf  # it stands for rare words, and says nothing
+        token = choose_token(scores_V, sampling, generator)
         if token == trained.tokenizer.end_of_text:
             return
         yield token

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparklm.config import Config
 from sparklm.config.section import Section
+from sparklm.config.tree import EMBEDDING_OBJECTIVES, LAST_OBJECTIVES, ObjectiveKind
 from sparklm.errors import UserError
 from sparklm.models.registry import ARCHITECTURES
 
@@ -19,7 +20,7 @@ Size = Annotated[int, Field(ge=1, lt=2**31)]
 class Objective(Section):
     """What a network is trained to predict, and when a prediction counts as right."""
 
-    kind: Literal["next_token", "last_token", "embedding"] = "next_token"
+    kind: ObjectiveKind = "next_token"
     embedding_loss: Literal["mse", "cosine"] = "mse"
     similarity_threshold: float = 0.05
 
@@ -79,12 +80,13 @@ class ModelShape(Section):
     @property
     def predicts_embedding(self) -> bool:
         """Whether the output is a vector like the tokens' embeddings, and not a score for each token."""
-        return self.objective.kind == "embedding"
+        return self.objective.kind in EMBEDDING_OBJECTIVES
 
     @property
     def predicts_last_only(self) -> bool:
         """Whether the network has learned to predict only what follows a whole window."""
-        return not ARCHITECTURES[self.architecture].predicts_every_position or self.objective.kind == "last_token"
+        kind = ARCHITECTURES[self.architecture]
+        return not kind.predicts_every_position or self.objective.kind in LAST_OBJECTIVES
 
 
 def check_embeddings(shape: Sequence[int], config: Config, vocab_size: int) -> None:

@@ -26,6 +26,7 @@ class InProcess:
 
     description = "this process"
     takes_turns = True
+    slots = 1
 
     def __init__(self, watcher: Watcher | None = None) -> None:
         self.watcher = watcher or Watcher()

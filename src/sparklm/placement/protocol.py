@@ -63,6 +63,10 @@ class Placement(Protocol):
     def driver_process_id(self) -> int:
         """The process whose CPU load counts as the driver's."""
 
+    @property
+    def slots(self) -> int:
+        """Replicas that can work at the same time, now."""
+
     def default_threads(self, replicas: int) -> int:
         """CPU threads that each of so many replicas has here."""
 

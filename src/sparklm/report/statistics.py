@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import os
 import platform
 import subprocess
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from sparklm import __version__
 from sparklm.baseline import NO_BASELINE, Baseline
@@ -40,6 +43,28 @@ def write_statistics(
     lines = [f"{name}: {_shown(value)}" for name, value in facts.items() if name != _EPOCHS]
     run.folder.write_json(STATS_JSON, facts)
     run.folder.write_text(STATS_TEXT, "\n".join([*lines, "", f"{_EPOCHS}:", *summary_table(result.records), ""]))
+
+
+def statistics_csv(facts: Mapping[str, Any]) -> str:
+    """What stats.json holds as a table: a line for every figure, with the epoch that it is of, or none.
+
+    >>> print(statistics_csv({"epochs": 1, "seconds": {"train": 2.5}, "each epoch": [{"epoch": 1, "loss": 3}]}), end="")
+    epoch,statistic,value
+    ,epochs,1
+    ,"seconds, train",2.5
+    1,loss,3
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("epoch", "statistic", "value"))
+    for name, value in facts.items():
+        if name == _EPOCHS:
+            writer.writerows((entry["epoch"], key, entry[key]) for entry in value for key in entry if key != "epoch")
+        elif isinstance(value, Mapping):
+            writer.writerows(("", f"{name}, {key}", figure) for key, figure in value.items())
+        else:
+            writer.writerow(("", name, value))
+    return text.getvalue()
 
 
 def _collect_facts(

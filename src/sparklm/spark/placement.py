@@ -58,6 +58,11 @@ class OnSpark:
         """The driver's JVM."""
         return int(self._context._jvm.java.lang.ProcessHandle.current().pid())
 
+    @property
+    def slots(self) -> int:
+        """The slots of the executors."""
+        return self._cluster().slots
+
     def default_threads(self, replicas: int) -> int:
         """Share the cores of an executor among the replicas that it may have to run at once."""
         return share_of_cores(self._cluster(), replicas)

@@ -22,7 +22,7 @@ from sparklm.text.formats import AUTO, FORMATS, PLAIN_TEXT, SAMPLE, Form, read_c
 from sparklm.text.readers import Chunk, Piece, read_head
 from sparklm.text.shards import Input
 from sparklm.text.sources import Source, cut_pieces, gather_sources
-from sparklm.text.token_files import HEAD_BYTES, Vocabulary, detect_form, survey_ids
+from sparklm.text.token_files import HEAD_BYTES, Vocabulary, detect_form, has_frequencies, survey_ids
 from sparklm.text.windows import permute
 from sparklm.wording import listed
 
@@ -165,6 +165,11 @@ def _recognise_ids(sources: list[Source], data: DataConfig) -> tuple[list[Source
     form = detect_form(head, is_known=is_known) or ("ids" if is_known else None)
     if form is None:
         return sources, "text", []
+    if form == "word ids" and has_frequencies(head):
+        raise UserError(
+            f"{first.address} holds a word and two numbers a line, like a list of words, ids and frequencies, which is "
+            "no text. Give the text or its token ids; or, if both numbers are ids, write them as word<tab>id id"
+        )
     other = next((source for source in sources if not FORMATS[source.format].may_be_ids), None)
     if other is not None:
         raise UserError(

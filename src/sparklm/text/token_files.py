@@ -27,6 +27,7 @@ _LONGEST_WORD_LINE = 4096
 _ENOUGH_LINES = 10  # fewer may be a list of anything
 _NOT_IDS = re.compile(rb"[^\d\s,;\[\]]")
 _SEPARATORS = bytes.maketrans(b",;[]\t\r\n", b"       ")
+_FREQUENCY_LINE = re.compile(rb"[^\t\n]+?([,\t]) *\d+\1 *\d+\s*")
 _WORD_LINE = re.compile(rb"(?P<word>[^\t\n]+?)[,\t][\s,\[]*(?P<ids>\d+(?:[\s,]+\d+)*)[\s\],]*")
 
 
@@ -61,6 +62,16 @@ def detect_form(head: bytes, *, is_known: bool = False) -> TokenForm | None:
     has_one_word_each = len({ids for _, ids in pairs}) == len(pairs)
     enough = 1 if is_known else _ENOUGH_LINES
     return "word ids" if enough <= len(lines) == len(matches) and (has_one_word_each or is_known) else None
+
+
+def has_frequencies(head: bytes) -> bool:
+    """Whether every line is a word and two numbers between the same separators: a list of words, ids and frequencies.
+
+    >>> has_frequencies(b"the,5,1203\\nof,7,801\\n"), has_frequencies(b"the,5\\nof both,7 8\\n")
+    (True, False)
+    """
+    lines = [line for line in head[: head.rfind(b"\n") + 1 or len(head)].splitlines() if line.strip()]
+    return all(len(line) <= _LONGEST_WORD_LINE and _FREQUENCY_LINE.fullmatch(line) for line in lines)
 
 
 def parse_ids(data: bytes, form: TokenForm, place: str) -> npt.NDArray[np.uint32]:

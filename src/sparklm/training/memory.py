@@ -89,7 +89,7 @@ def estimate_replica_bytes(config: Config, vocab_size: int, process_bytes: int) 
             "gradients": learned,
             "optimizer": (kind.state_floats + kind.working_floats) * learned,
             "averaged weights": average,
-            "exchange": _VECTORS_OF_A_SYNC * weights if config.distributed.replicas > 1 else 0,
+            "exchange": _VECTORS_OF_A_SYNC * weights if config.distributed.replicas != 1 else 0,
             "activations of a batch": _FLOAT * (_activation_floats(config, shape) + _score_floats(config, shape)),
             "checkpoint": _COPIES_OF_A_CHECKPOINT * (weights + kind.state_floats * learned + average),
         },

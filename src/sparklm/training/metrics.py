@@ -150,8 +150,10 @@ class EpochRecord(BaseModel):
     maxGradientMagnitude: Annotated[float, _training("largest gradient norm", "gradient_max", group="gradients")]
     minGradientMagnitude: Annotated[float, _training("smallest gradient norm", "gradient_min", group="gradients")]
     gradientVariance: Annotated[float, _training("variance of the gradient norm", "gradient_variance")]
-    LearningRate: Annotated[float, _training("learning rate", "learning_rate")]
-    UsedMemoryMB: Annotated[float | None, _spark("driver JVM, used", "used_memory_mb", "MB", group="memory")]
+    LearningRate: Annotated[float, _training("learning rate", "learning_rate", in_summary=True)]
+    UsedMemoryMB: Annotated[
+        float | None, _spark("driver JVM, used", "used_memory_mb", "MB", "memory", form=",.0f", in_summary=True)
+    ]
     TotalMemoryMB: Annotated[float | None, _spark("driver JVM, total", "total_memory_mb", "MB", group="memory")]
     MaxMemoryMB: Annotated[float | None, _spark("driver JVM, limit", "max_memory_mb", "MB", group="")]
     totalShuffleReadBytes: Annotated[int | None, _spark("shuffle read", "shuffle_read_bytes", "bytes", form=",d")]
@@ -169,7 +171,14 @@ class EpochRecord(BaseModel):
     TokensPerSecond: Annotated[float, Column("tokens/s", _tokens_per_second, form=",.0f", in_summary=True)]
     PythonRssMB: Annotated[
         float,
-        Column("Python worker, resident", lambda facts: facts.python_rss_bytes / 2**20, unit="MB", group="memory"),
+        Column(
+            "Python worker, resident",
+            lambda facts: facts.python_rss_bytes / 2**20,
+            unit="MB",
+            form=",.0f",
+            group="memory",
+            in_summary=True,
+        ),
     ]
     TrainingTop1Accuracy: Annotated[float | None, _training("top-1 accuracy", "nearest_accuracy", form=".4f")] = None
     ValidationTop1Accuracy: Annotated[float | None, _validation("validation top-1 accuracy", "nearest_accuracy")] = None

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from sparklm.config import Config, flat_settings
+from sparklm.config.tree import MOST_REPLICAS
 from sparklm.embeddings.files import EMBEDDINGS
 from sparklm.errors import UserError
 from sparklm.storage import Folder, read_record
@@ -22,6 +23,7 @@ CONFIG, MODEL, SAMPLE_TEXT, REPORT = "config.json", "model.zip", "sample.txt", "
 STATS_JSON = "stats.json"
 INIT = "init.safetensors"  # what the run begins with, where that is not drawn by the seed
 MODEL_STATE, OPTIMIZER_STATE = "model/", "optimizer/"  # what the names of its tensors begin with
+LEAST_SYNCS = 4  # in an epoch, where the number of replicas comes from slots: with fewer they hardly learn together
 # Where work is placed and where copies go may change from one session of a run to the next; nothing else may.
 _FREE_SECTIONS = ("spark", "output", "generation")
 _FREE_KEYS = {
@@ -77,7 +79,11 @@ class Run(RunRecord):
 
     def with_settings(self, config: Config) -> Run:
         """The run with what a session may set anew: `check_same_run` has seen that nothing else differs."""
-        return self.model_copy(update={"config": config})
+        return self.model_copy(update={"config": self.decided(config)})
+
+    def decided(self, config: Config) -> Config:
+        """Settings with what this run decided when it began, where they leave that open."""
+        return config.with_replicas(self.config.distributed.replicas) if config.distributed.replicas == 0 else config
 
     def open_dataset(self) -> Dataset:
         """Open the run's dataset; other tokens than those that the run began with are refused."""
@@ -127,7 +133,7 @@ def changed_settings(run: Run, config: Config) -> dict[str, tuple[object, object
         settings = flat_settings(config).items()
         return {k: v for k, v in settings if k.partition(".")[0] not in _FREE_SECTIONS and k not in _FREE_KEYS}
 
-    there, here = computed(run.config), computed(config)
+    there, here = computed(run.config), computed(run.decided(config))
     return {key: (there[key], here[key]) for key in there if there[key] != here[key]}
 
 
@@ -147,6 +153,14 @@ def read_run(folder: Folder) -> Run:
 
 def _placed(record: RunRecord, folder: Folder) -> Run:
     return Run(url=folder.absolute().url, **dict(record))
+
+
+def decide_replicas(config: Config, num_windows: int, slots: int) -> int:
+    """How many replicas a master with so many slots gets: one for each, as long as an epoch has some syncs for it."""
+    distributed, training = config.distributed, config.training
+    steps = LEAST_SYNCS * (distributed.sync_every_steps or 1)
+    most = num_windows // (training.batch_size * training.accumulation_steps * steps)
+    return max(1, min(slots, most, MOST_REPLICAS))
 
 
 def make_plan(config: Config, dataset: Dataset) -> WindowPlan:

@@ -349,7 +349,7 @@ def test_the_lstm_systems_file_is_understood_as_it_is(tmp_path: Path) -> None:
     assert config.output.metrics == "src/main/resources/training_metrics.csv"
     assert (config.distributed.averaging_frequency, config.distributed.prefetch_batches) == (5, 2)
     assert config.metrics.similarity_threshold == 0.05
-    assert (config.model.architecture, config.objective, config.data.embeddings) == ("lstm", "embedding", "random")
+    assert (config.model.architecture, config.objective, config.data.embeddings) == ("lstm", "last_embedding", "random")
     about = "\n".join(resolution.notes)
     assert "has model.lstmLayerSize, so it starts from the preset s0-lstm" in about
     assert "spark.local.dir = 'hdfs://localhost:9000/spark/tmp' is not used" in about
@@ -370,6 +370,38 @@ def test_an_hdfs_that_is_there_is_used(tmp_path: Path) -> None:
     assert resolution.config.spark.event_log == f"{address}/spark/events"
     assert "spark.eventLog.dir" not in resolution.config.spark.properties
     assert "does not answer" not in "\n".join(resolution.notes)
+
+
+def test_relative_inputs_and_outputs_are_below_an_hdfs_that_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = {"data.corpus": "tokenids.txt", "output.run": "/runs/a", "output.text": "s3://bucket/a.txt"}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"hdfs://127.0.0.1:{server.getsockname()[1]}"
+        path = write(tmp_path, "application.conf", S0.replace("hdfs://localhost:9000", address))
+
+        def refuse(url: str) -> None:
+            raise UserError(f"{url}: sparklm cannot reach this file system (no libhdfs)")
+
+        monkeypatch.setattr("sparklm.config.resolve.open_filesystem", refuse)
+        without = resolve(config_file=path, flags=flags)
+        monkeypatch.setattr("sparklm.config.resolve.open_filesystem", lambda url: (None, ""))
+        resolution = resolve(config_file=path, flags=flags)
+    (note,) = [note for note in without.notes if "hdfs.uri" in note]
+    assert note.startswith(f"hdfs.uri = '{address}/' is used by Spark only: ")
+    assert note.endswith("(no libhdfs); paths without a protocol are on local disks")
+    assert without.config.data.corpus == "tokenids.txt"
+    config = resolution.config
+    assert config.data.corpus == f"{address}/tokenids.txt"
+    assert config.output.model == f"{address}/src/main/resources/trainedModel.zip"
+    assert config.output.metrics == f"{address}/src/main/resources/training_metrics.csv"
+    assert (config.output.run, config.output.text, config.data.embeddings) == ("/runs/a", "s3://bucket/a.txt", "random")
+    assert config.data.tokenizer == "bpe"
+    (note,) = [note for note in resolution.notes if "hdfs.uri" in note]
+    assert note == (
+        f"data.corpus, output.model, output.metrics: below {address}, because hdfs.uri answers; a path from / is on "
+        "local disks"
+    )
 
 
 def test_an_event_log_is_asked_for_by_either_name_and_needs_spark() -> None:

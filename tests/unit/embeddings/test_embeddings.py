@@ -90,6 +90,35 @@ def test_headers_counts_and_whole_numbers_are_reported_apart(tmp_path: Path, lin
     check(path)
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "the\t{the}\t[1.0;2;-3]\nking\t{king}\t[4;5.5;6]\n,\t{comma}\t[.5;.5;.5]\n",
+        'the,{the},"[1.0, 2, -3]"\nking,{king},"[4, 5.5, 6]"\n",",{comma},"[5e-1, .5, .5]"\n',
+        'token,id,embedding\nthe,{the},"[1 2  -3]"\nking,{king},"[4 5.5 6]"\n",",{comma},"[.5 .5 .5]"\n',
+        "word\tid\tfrequency\tvector\nthe\t{the}\t70\t[1,2,-3]\nking\t{king}\t5\t[4,5.5,6]\n,\t{comma}\t9\t[.5,.5,.5]\n",
+        "the [1, 2, -3]\nking [4, 5.5, 6]\n, [.5, .5, .5]\n",
+        "{the};[1, 2, -3]\n{king};[4, 5.5, 6]\n{comma};[.5, .5, .5]\n",
+        'the,{the},"1,2,-3"\nking,{king},"4,5.5,6"\n",",{comma},".5,.5,.5"\n',
+        "the\t1 2 -3\r\nking\t4 5.5 6\r\n,\t.5 .5 .5\r\n",
+        "the\t{the}\t1,2,-3\nking\t{king}\t4,5.5,6\n,\t{comma}\t.5,.5,.5\n",
+        "id;vector\n{the};1 2 -3\n{king};4 5.5 6\n{comma};.5 .5 .5\n",
+        'the,{the},1;2;-3\nking,{king},4;5.5;6\n",",{comma},.5;.5;.5\n',
+    ],
+)
+def test_a_vector_may_be_set_apart_by_brackets_quotes_or_a_separator_of_its_own(tmp_path: Path, lines: str) -> None:
+    path = tmp_path / "vectors"
+    path.write_bytes(lines.format(the=IDS["the"], king=IDS["king"], comma=IDS[","]).encode())
+    check(path)
+
+
+def test_whole_numbers_in_brackets_are_a_vector_and_what_stands_before_them_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "vectors"
+    path.write_text(f'the,{IDS["the"]},"[1, 2]"\nking,{IDS["king"]},"[3, 4]"\n')
+    found = read_embeddings(str(path), TOKENIZER)
+    assert found.vectors[[IDS["the"], IDS["king"]]].tolist() == [[1, 2], [3, 4]]
+
+
 def test_a_token_with_a_space_does_not_make_a_text_binary(tmp_path: Path) -> None:
     path = tmp_path / "vectors"
     path.write_text("4 3\nNew York .1 .2 .3\nthe 1 2 -3\nking 4 5.5 6\n, .5 .5 .5\n")
@@ -176,6 +205,16 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         (b"2 3\nthe 1.5 2 3\nking 3 4\n", r"line 3: a vector of 2 numbers, but the first one has 3"),
         (b"the," + b"9" * 5000 + b",0.5\nking,1,0.5\n", r"is not a token id"),
         (b"0.5,0.25\n0.5,0.25\n", r"none of its 2 rows is for a token"),
+        (b"the,5,1203\nking,7,80\n", r"holds whole numbers only \(the 5 1203\), like a list of words, ids and freq"),
+        (b"the\t5\nking\t7\n", r"holds whole numbers only \(the 5\)"),
+        (b"the,5,1203,.5,.5\nking,7,80,.5,.5\n", r"has 3 columns before the vector .* name the columns in a first li"),
+        (b"the,5,80,[.5]\nking,7,80,[.5]\n", r"has 3 columns before the vector .*such as token,id,count,vector"),
+        (b"5,1203,.5\n7,80,.5\n", r"has 2 columns before the vector \(5 1203 \.5\)"),
+        (b"the;0,5;0,4\nking;0,7;0,9\n", r"has 2 columns before the vector"),
+        (b"the,2,.5\nking,2,.7\n", r"line 2: 'king' has the id 2, but so has 'the'"),
+        (b"the,1,[.5]\nking,2\nking,2,[.5]\n", r"line 2: no vector in brackets at the end"),
+        (b"the,1,[.5 .5]\nking,2,[.5]\n", r"line 2: a vector of 1 numbers, but the first one has 2"),
+        (b"the,1,[.5 x]\nking,2,[.5 .5]\n", r"line 1: 'x' is not a number"),
     ],
 )
 def test_what_is_wrong_is_refused_with_its_place(tmp_path: Path, content: bytes, message: str) -> None:

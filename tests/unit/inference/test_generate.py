@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from sparklm.config import GenerationConfig
+from sparklm.config.resolve import resolve
 from sparklm.errors import UserError
 from sparklm.inference.generate import (
     Sampling,
@@ -20,7 +21,10 @@ from sparklm.inference.generate import (
     prompt_of,
 )
 from sparklm.inference.predict import predict_next
+from sparklm.models.build import build_model
+from sparklm.models.cache import Cache
 from sparklm.models.model_zip import TrainedModel, load_model
+from sparklm.text.tokenizer_kinds import make_tokenizer
 from tests.conftest import run_job, tiny_config
 from tests.corpora import make, opened, write_corpus
 
@@ -152,3 +156,18 @@ def test_a_prompt_holds_as_many_words_as_a_few_tokens_do(tmp_path: Path) -> None
 def test_a_text_without_spaces_is_cut_between_characters(tmp_path: Path) -> None:
     text = "你好世界。" * 30
     assert prompt_from(tmp_path, {"a": text}, validation_fraction=0.3) == "你好"
+
+
+def test_the_unknown_token_is_never_generated(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = make_tokenizer("word", ["one two three two"], 300)
+    model = build_model(resolve(assignments=["model.width=16", "data.window_size=4"]).config, tokenizer.vocab_size)
+    trained = TrainedModel(model=model, tokenizer=tokenizer)
+    best = int(tokenizer.encode(" two")[0])
+
+    def scores(self: TrainedModel, tokens: list[int], cache: Cache | None = None) -> torch.Tensor:
+        values = torch.zeros(tokenizer.vocab_size)
+        values[tokenizer.unknown], values[best] = 9.0, 5.0
+        return values
+
+    monkeypatch.setattr(TrainedModel, "scores_after", scores)
+    assert list(generate_tokens(trained, [best], 3, Sampling(temperature=0))) == [best] * 3

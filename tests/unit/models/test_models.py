@@ -34,6 +34,7 @@ KINDS = [
     ("gpt", "last_token"),
     *((architecture, kind) for architecture in ("lstm", "attention", "rnn") for kind in ("next_token", "last_token")),
     *((architecture, "embedding") for architecture in ("lstm", "attention", "rnn", "dense")),
+    *((architecture, "last_embedding") for architecture in ("lstm", "dense")),
     ("dense", "last_token"),
 ]
 
@@ -225,6 +226,14 @@ def test_a_predicted_embedding_is_right_by_threshold_and_by_the_nearest_token(lo
     assert result.num_targets == 18
 
 
+def test_the_last_embedding_alone_is_that_after_the_window() -> None:
+    last, every, batch = make("lstm", "last_embedding"), make("lstm", "embedding"), windows(rows=3)
+    result = batch_loss(last, batch)
+    assert result.num_targets == 3
+    predicted = every.predicted_embeddings(every.features(batch[:, :-1]))[:, -1]
+    torch.testing.assert_close(result.loss, ((predicted - every.token_embeddings[batch[:, -1]]) ** 2).mean())
+
+
 def test_a_threshold_that_anything_passes_fools_nobody() -> None:
     model = make("rnn", "embedding", "metrics.similarity_threshold=-1")
     result = batch_loss(model, windows(rows=4))
@@ -253,7 +262,7 @@ def test_a_model_is_saved_loaded_evaluated_and_writes(
     assert trained.model.shape.objective == model.shape.objective
     result = evaluate_corpus(trained, DataConfig(corpus=str(corpus_file)), InProcess())
     assert math.isfinite(result.loss)
-    assert (result.perplexity is None) == (result.bits_per_byte is None) == (objective == "embedding")
+    assert (result.perplexity is None) == (result.bits_per_byte is None) == objective.endswith("embedding")
     assert result.tokens >= len(SENTENCES) * 30 - 6
     prompt, _ = encode_prompt(trained, "The quick brown")
     scores = [candidate.score for candidate in predict_next(trained, prompt, 5)]

@@ -68,6 +68,15 @@ def test_words_beside_ids_name_them(tmp_path: Path) -> None:
     assert any("words and their token ids" in note for note in manifest.notes)
 
 
+@pytest.mark.parametrize("settings", [{}, {"format": "tokens"}])
+@pytest.mark.parametrize("separator", [",", "\t"])
+def test_a_list_of_words_ids_and_frequencies_is_no_text(tmp_path: Path, separator: str, settings: dict) -> None:
+    path = tmp_path / "part-r-00000"
+    path.write_text("".join(f"{chr(97 + place)}{separator}{place}{separator}{90 - place}\n" for place in range(20)))
+    with pytest.raises(UserError, match=r"a word and two numbers a line, like a list of words, ids and frequencies"):
+        make_ids(tmp_path, path, **settings)
+
+
 def test_ids_of_a_named_tokenizer_mean_its_tokens(tmp_path: Path) -> None:
     path = tmp_path / "ids.txt.gz"
     path.write_bytes(gzip.compress(b"484 262 1353 319 945 9538\n"))

@@ -127,3 +127,10 @@ def test_every_token_is_in_exactly_the_windows_that_the_arithmetic_says(tokens: 
     for token in range(tokens):
         holding = [start for start in starts if start <= token <= start + size]
         assert holding == [start for start in range(0, max(0, tokens - size), stride) if token - size <= start <= token]
+
+
+def test_the_order_of_a_small_epoch_is_the_permutation_itself() -> None:
+    plan = WindowPlan(num_windows=70, batch_size=9, num_replicas=2, epochs=3, seed=5)
+    samples = np.arange(18 * 9, 18 * 9 + 9)  # of step 9, replica 0: in the third epoch
+    expected = permute(samples - 140, 70, derive_seed(5, 2))
+    assert plan.windows(9, 0).tolist() == expected.tolist()

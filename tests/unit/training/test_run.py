@@ -9,13 +9,14 @@ import pytest
 import safetensors.torch
 import torch
 
+from sparklm.config.resolve import resolve
 from sparklm.errors import UserError
 from sparklm.models.model_zip import load_model
 from sparklm.placement.in_process import InProcess
 from sparklm.storage import Folder
 from sparklm.training.metrics import read_metrics
-from sparklm.training.run import read_run
-from tests.conftest import SENTENCES, run_job, tiny_config
+from sparklm.training.run import decide_replicas, read_run
+from tests.conftest import SENTENCES, RecordingWatcher, run_job, tiny_config
 from tests.placements import DiesAfter, StopsAfter
 
 
@@ -116,6 +117,39 @@ def test_a_resumed_run_is_supervised_as_its_new_session_says(corpus_file: Path, 
         run_job(tiny_config(corpus_file), tmp_path / "run", Notes(), StopsAfter(8))
     run_job(tiny_config(corpus_file, "distributed.timeout_seconds=5"), tmp_path / "run", Notes())
     assert seen == [600, 5, 5]
+
+
+class Slots(InProcess):
+    """A place for several replicas at once."""
+
+    slots = 6
+
+
+def test_a_run_takes_its_replicas_from_the_slots_once(corpus_file: Path, tmp_path: Path) -> None:
+    settings = "distributed.strategy=averaging", "distributed.averaging_frequency=2"
+    config = tiny_config(corpus_file, *settings, "distributed.replicas=0")
+    watcher = RecordingWatcher()
+    with pytest.raises(ConnectionError):
+        run_job(config, tmp_path / "run", DiesAfter(1, Slots()), watcher)
+    (note,) = [note for note in watcher.notes if "slots" in note]
+    replicas = read_run(Folder(str(tmp_path / "run"))).config.distributed.replicas
+    assert 1 < replicas < 6
+    assert note.startswith(f"{replicas} replicas: this process has 6 slots, but for more there is too little text")
+    assert note.endswith("--set distributed.replicas=N sets another number")
+    run_job(config, tmp_path / "run", InProcess())
+    pinned = tiny_config(corpus_file, *settings, f"distributed.replicas={replicas}")
+    run_job(pinned, tmp_path / "pinned", InProcess())
+    assert (tmp_path / "run/model.zip").read_bytes() == (tmp_path / "pinned/model.zip").read_bytes()
+    with pytest.raises(UserError, match=rf"distributed\.replicas: {replicas} there, 1 here"):
+        run_job(tiny_config(corpus_file, *settings, "distributed.replicas=1"), tmp_path / "run")
+
+
+def test_replicas_are_as_many_as_slots_where_each_has_some_syncs_an_epoch() -> None:
+    config = resolve(preset="s0-lstm").config  # batches of 32, a sync every 5 steps: 640 windows a replica
+    assert [decide_replicas(config, 10_000, slots) for slots in (0, 1, 8, 100)] == [1, 1, 8, 15]
+    assert decide_replicas(config, 66, 8) == 1
+    every_step = resolve(preset="s0-lstm", assignments=["distributed.strategy=allreduce"]).config
+    assert decide_replicas(every_step, 10_000, 100) == 78
 
 
 def test_embeddings_of_a_file_are_learned_from_and_predicted(corpus_file: Path, tmp_path: Path) -> None:

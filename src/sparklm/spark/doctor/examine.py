@@ -130,6 +130,8 @@ def examine_cluster(config: Config, run: Folder, placement: OnSpark) -> list[Fin
     cluster = read_cluster(context)  # by now, dynamic allocation has given some
     if not cluster.executors:
         return [*findings, _no_executors(cluster)]
+    if config.distributed.replicas == 0:
+        config = config.with_replicas(max(1, cluster.slots))
     workers, distributed = seen.workers, config.distributed
     largest = max(cluster.executors, key=lambda executor: executor.cores)
     # Each executor has its own limit on YARN and Kubernetes; elsewhere those of one host share its memory.
