@@ -18,7 +18,7 @@ from sparklm.training.run import Run
 from sparklm.training.stopping import StopRequest
 from sparklm.training.sync.in_memory import LocalGroup, train_in_memory
 from sparklm.training.sync.rounds import Round
-from sparklm.training.tasks import EpochEnd, evaluate_orders, evaluate_task, join_answers
+from sparklm.training.tasks import EpochEnd, evaluate_orders, evaluate_task, join_answers, read_answers
 
 
 class InProcess:
@@ -86,7 +86,7 @@ class InProcess:
     def evaluate(self, run: Run, epoch: int, step: int) -> EpochEnd:
         """Evaluate here, one share after another."""
         orders = evaluate_orders(run, epoch, step, most_in_memory=run.config.distributed.replicas)
-        return join_answers([evaluate_task(order) for order in orders], in_turn=True)
+        return join_answers(read_answers([evaluate_task(order) for order in orders]), in_turn=True)
 
     def epoch_figures(self, run: Run, epoch: int) -> ClusterFigures:
         """There is no cluster, so nothing was measured."""

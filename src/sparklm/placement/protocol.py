@@ -39,10 +39,13 @@ class EpochWork:
 
     retries: int = 0  # how often lost work was begun again
     reduce_seconds: float = 0.0  # of each replica, while jobs of their own took the means
+    end: EpochEnd | None = None  # the evaluation after its last round, where that came with it
 
     def __add__(self, other: EpochWork) -> EpochWork:
         return EpochWork(
-            retries=self.retries + other.retries, reduce_seconds=self.reduce_seconds + other.reduce_seconds
+            retries=self.retries + other.retries,
+            reduce_seconds=self.reduce_seconds + other.reduce_seconds,
+            end=other.end,
         )
 
 

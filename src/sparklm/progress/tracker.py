@@ -104,6 +104,7 @@ class Tracker(Watcher):
         done, left = progress.step - self._first_step, training.total_steps - progress.step
         self._update_training(
             step=progress.step,
+            is_validating=bool(self._round_stops) and progress.step >= self._round_stops[-1],
             loss=progress.loss,
             round=1 + bisect_left(self._round_stops, progress.step),
             tokens_per_second=self._rate(progress),

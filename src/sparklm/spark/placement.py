@@ -33,7 +33,7 @@ from sparklm.training.stopping import StopRequest
 from sparklm.training.sync.choose import Exchange, choose_exchange
 from sparklm.training.sync.rounds import Round, rounds_after
 from sparklm.training.sync.storage import train_by_storage
-from sparklm.training.tasks import EpochEnd, evaluate_orders, evaluate_task, join_answers
+from sparklm.training.tasks import EpochEnd, evaluate_orders, evaluate_task, join_answers, read_answers
 
 _logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -135,7 +135,7 @@ class OnSpark:
         title = f"sparklm: epoch {epoch + 1}, evaluation"
 
         def attempt(watch: Watch) -> EpochEnd:
-            return join_answers(self._run_watched(watch)(evaluate_task, orders, title), in_turn=False)
+            return join_answers(read_answers(self._run_watched(watch)(evaluate_task, orders, title)), in_turn=False)
 
         end, retries = self._with_retries(run, attempt)
         return end.model_copy(update={"retries": retries})

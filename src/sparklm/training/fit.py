@@ -129,8 +129,10 @@ class _Training:
         yield rounds[begun:]
 
     def _end_epoch(self, epoch: int, done: _Done, step: int) -> None:
-        self._placement.watcher.validation_starts()
-        end = self._placement.evaluate(self._run, epoch, step)
+        end = done.work.end
+        if end is None:
+            self._placement.watcher.validation_starts()
+            end = self._placement.evaluate(self._run, epoch, step)
         now = time.monotonic()
         end.totals.add_phases({"reduce": done.work.reduce_seconds})
         figures = self._placement.epoch_figures(self._run, epoch)

@@ -19,6 +19,7 @@ from sparklm.training.epoch_log import NUM_LOGGING_REPLICAS, EpochSnapshot, Epoc
 from sparklm.training.evaluations import PartEvaluation, Scored, join_evaluations
 from sparklm.training.heartbeat import Heartbeat
 from sparklm.training.records import Sample, StepRecord
+from sparklm.training.replica import Replica
 from sparklm.training.run import MODEL, Run
 from sparklm.training.sync.finish import resume_replica
 
@@ -65,6 +66,11 @@ class ModelOrder(BaseModel):
     step: int
 
 
+def read_answers(texts: Sequence[str]) -> list[EvaluateAnswer]:
+    """The answers of evaluations."""
+    return [EvaluateAnswer.model_validate_json(text) for text in texts]
+
+
 def evaluate_orders(run: Run, epoch: int, step: int, most_in_memory: int) -> list[str]:
     """The orders for the end of an epoch at a step, one for each replica."""
     return [
@@ -81,33 +87,34 @@ def evaluate_task(order: str) -> str:
     with log_context(replica=parsed.replica), heartbeat.reporting_failures():
         attempt = read_commit(run.folder, parsed.step).replicas[parsed.replica].attempt
         replica = resume_replica(run, parsed.step, parsed.replica, parsed.most_in_memory)
-        replica.check_weights()
-        with replica.log.clock("evaluate"):
-            part, rest = replica.evaluate(heartbeat.beat)
-        tallies = (part.tally, rest)
-        _logger.info(
-            "epoch evaluated",
-            extra={
-                "step": parsed.step,
-                "targets": sum(tally.targets for tally in tallies),
-                "loss_sum": sum(tally.loss_sum for tally in tallies),
-                "correct": sum(tally.correct for tally in tallies),
-            },
-        )
-        answer = EvaluateAnswer(
-            log=replica.log.snapshot(),
-            part=part,
-            rest=rest,
-            python_rss_bytes=resident_bytes(),
-            gpu_memory_bytes=torch.cuda.max_memory_allocated() if replica.device.type == "cuda" else None,
-        )
+        answer = evaluate_replica(replica, heartbeat)
         keep_replica(run, replica, attempt, parsed.most_in_memory)
         return answer.model_dump_json()
 
 
-def join_answers(texts: Sequence[str], *, in_turn: bool) -> EpochEnd:
+def evaluate_replica(replica: Replica, heartbeat: Heartbeat) -> EvaluateAnswer:
+    """Score a replica's share of the validation text, at the end of an epoch."""
+    replica.check_weights()
+    with replica.log.clock("evaluate"):
+        part, rest = replica.evaluate(heartbeat.beat)
+    tallies = (part.tally, rest)
+    figures = {
+        "targets": sum(tally.targets for tally in tallies),
+        "loss_sum": sum(tally.loss_sum for tally in tallies),
+        "correct": sum(tally.correct for tally in tallies),
+    }
+    _logger.info("epoch evaluated", extra={"step": replica.step, **figures})
+    return EvaluateAnswer(
+        log=replica.log.snapshot(),
+        part=part,
+        rest=rest,
+        python_rss_bytes=resident_bytes(),
+        gpu_memory_bytes=torch.cuda.max_memory_allocated() if replica.device.type == "cuda" else None,
+    )
+
+
+def join_answers(answers: Sequence[EvaluateAnswer], *, in_turn: bool) -> EpochEnd:
     """Join the answers of all replicas, in their order; they worked at the same time, or took turns."""
-    answers = [EvaluateAnswer.model_validate_json(text) for text in texts]
     gpu = [answer.gpu_memory_bytes for answer in answers if answer.gpu_memory_bytes is not None]
     logged = [answer.log.steps for answer in answers[:NUM_LOGGING_REPLICAS]]
     return EpochEnd(

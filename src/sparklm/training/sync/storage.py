@@ -39,6 +39,7 @@ from sparklm.training.stopping import CheckpointTimer
 from sparklm.training.sync.codec import Codec, ordered_mean
 from sparklm.training.sync.finish import resume_replica
 from sparklm.training.sync.rounds import Round
+from sparklm.training.tasks import EvaluateAnswer, evaluate_replica, join_answers
 
 _SYNC = "sync.json"
 MOST_WITHOUT_SLICES = 4  # replicas: up to here all contributions are not much more than a slice of each and the mean
@@ -62,6 +63,7 @@ class RoundAnswer(BaseModel):
     shared: SavedFile | None
     contribution: Contribution | None
     codec: Codec
+    end: EvaluateAnswer | None  # of a replica alone, which needs no sync before it is evaluated
 
 
 class MeanOrder(BaseModel):
@@ -90,7 +92,7 @@ def train_by_storage(
     """Do rounds of tasks, each from the checkpoint of the one before, until asked to stop."""
     keep, reduce_seconds = run.config.training.keep_checkpoints, 0.0
     pruning: Future[None] | None = None
-    left, stops = deque(rounds), False
+    left, stops, end = deque(rounds), False, None
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="prune") as pool:
         while left and not stops:
             round_ = left.popleft()
@@ -102,6 +104,8 @@ def train_by_storage(
             commit = _make_commit(run, done, answers, run_tasks)
             reduce_seconds += time.perf_counter() - begun
             write_commit(run.folder, commit)
+            if answers[0].end is not None:
+                end = join_answers([answers[0].end], in_turn=False)
             stops = is_to_stop()
             if pruning is not None:
                 pruning.result()
@@ -109,7 +113,7 @@ def train_by_storage(
             pruning = pool.submit(copy_context().run, prune_checkpoints, run.folder, keep, protect)
         if pruning is not None:
             pruning.result()
-    return EpochWork(reduce_seconds=reduce_seconds)
+    return EpochWork(reduce_seconds=reduce_seconds, end=end)
 
 
 def _do_round(run: Run, round_: Round, run_tasks: RunTasks) -> list[RoundAnswer]:
@@ -170,9 +174,16 @@ def round_task(order: str) -> str:
                 with replica.log.clock("save"):
                     shared = saving.result() if saving is not None else save_shared(replica, done.stop)
         files = save_replica(replica)
+        is_whole = done.ends_epoch and not replica.strategy.syncs
+        end = evaluate_replica(replica, heartbeat) if is_whole else None
         keep_replica(run, replica, files.attempt)
         answer = RoundAnswer(
-            round=done, files=files, shared=shared, contribution=contribution, codec=replica.strategy.codec
+            round=done,
+            files=files,
+            shared=shared,
+            contribution=contribution,
+            codec=replica.strategy.codec,
+            end=end,
         )
         return answer.model_dump_json()
 
