@@ -51,15 +51,17 @@ from sparklm.training.run import (
     STATS_JSON,
     Run,
     changed_settings,
-    create_run,
     decide_replicas,
     make_plan,
+    new_run,
     read_run,
+    write_run,
 )
 from sparklm.training.stopping import StopRequest
-from sparklm.training.tasks import ModelOrder, write_model_task
+from sparklm.training.tasks import MeasureOrder, ModelOrder, measure_step_task, write_model_task
 from sparklm.wording import amount, count, duration, size
 
+_SHARE_OF_STEPS = 0.9  # of a training's time; the rest is for evaluations, checkpoints and starting tasks
 _OWN_DATASET = "dataset"  # in the run folder, where the run made it itself
 
 
@@ -270,12 +272,35 @@ def _begin(config: Config, folder: Folder, placement: Placement) -> tuple[Run, D
             _write_embeddings(config.data.embeddings, config, dataset, folder, placement)
         evaluation = EvaluationPlan.of(config, plan, has_validation=len(dataset.validation) > 0)
         threads = replica_threads(config, placement)
-        run = create_run(folder, config, name, dataset.manifest, threads, evaluation, begun_from)
+        run = new_run(folder, config, name, dataset.manifest, threads, evaluation, begun_from)
+        if config.training.max_minutes is not None:
+            run, plan = _limit_time(run, dataset, plan, placement)
+        write_run(run)
         return run, dataset, plan
     except UserError:
         if is_new:
             folder.remove()
         raise
+
+
+def _limit_time(run: Run, dataset: Dataset, plan: WindowPlan, placement: Placement) -> tuple[Run, WindowPlan]:
+    """Give a run as many steps as its minutes have room for, so that its learning rate ends with it.
+
+    How long a step takes is measured where it will be done. The number is decided once, and recorded.
+    """
+    minutes, replicas = run.config.training.max_minutes, run.config.distributed.replicas
+    assert minutes is not None, "called for runs that have a limit"
+    orders = [MeasureOrder(run=run, replica=replica).model_dump_json() for replica in range(replicas)]
+    times = [float(text) for text in placement.run_tasks(measure_step_task, orders, "sparklm: measure a step")]
+    seconds = sum(times) if placement.takes_turns else max(times)
+    steps = max(1, int(60 * minutes * _SHARE_OF_STEPS / seconds))
+    placement.watcher.note(f"a step takes {seconds:.3g} s here: {duration(60 * minutes)} have room for {steps:,}")
+    if steps >= plan.total_steps:
+        return run, plan
+    config = run.config.with_training(max_steps=steps)
+    plan = make_plan(config, dataset)
+    evaluation = EvaluationPlan.of(config, plan, has_validation=len(dataset.validation) > 0)
+    return run.model_copy(update={"config": config, "evaluation": evaluation}), plan
 
 
 def _check_tokenizer(config: Config, dataset: Dataset) -> None:

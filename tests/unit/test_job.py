@@ -12,6 +12,9 @@ import pytest
 from sparklm.errors import UserError
 from sparklm.storage import Folder
 from sparklm.text.shards import open_dataset
+from sparklm.training.checkpoint.commit import latest_step
+from sparklm.training.replica import Replica
+from sparklm.training.run import read_run
 from tests.conftest import SENTENCES, RecordingWatcher, run_job, tiny_config
 from tests.placements import DiesAfter
 
@@ -131,3 +134,26 @@ def test_the_baseline_is_in_the_result_and_in_the_statistics(corpus_file: Path, 
     run_job(tiny_config(corpus_file, "data.validation_fraction=0"), tmp_path / "without")
     statistics = json.loads((tmp_path / "without" / "stats.json").read_text())
     assert statistics["baseline"] == "none: there is no validation text"
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_minutes_are_turned_into_steps_once_when_a_run_begins(
+    corpus_file: Path, tmp_path: Path, replicas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Replica, "measure_step", lambda replica: 2.0)
+    settings = ("training.max_minutes=1", f"distributed.replicas={replicas}", "training.epochs=50")
+    config, run, watcher = tiny_config(corpus_file, *settings), tmp_path / "run", RecordingWatcher()
+    run_job(config, run, watcher=watcher)
+    steps = 27 // replicas  # replicas take turns here
+    assert latest_step(Folder(str(run))) == read_run(Folder(str(run))).config.training.max_steps == steps
+    assert any(f"1 min 0 s have room for {steps}" in note for note in watcher.notes)
+    monkeypatch.setattr(Replica, "measure_step", lambda replica: 0.001)
+    run_job(config, run)  # the same run, however fast the machine is now
+    assert latest_step(Folder(str(run))) == steps
+    run_job(tiny_config(corpus_file, *settings[1:], f"training.max_steps={steps}"), tmp_path / "steps")
+    assert (run / "model.zip").read_bytes() == (tmp_path / "steps" / "model.zip").read_bytes()
+
+
+def test_a_step_is_measured_by_doing_some(corpus_file: Path, tmp_path: Path) -> None:
+    run_job(tiny_config(corpus_file, "training.epochs=1"), tmp_path / "run")
+    assert 0 < Replica(read_run(Folder(str(tmp_path / "run")))).measure_step() < 10

@@ -387,6 +387,10 @@ class Config(Section):
         """The same settings with a number of replicas, once it is decided."""
         return self.model_copy(update={"distributed": self.distributed.model_copy(update={"replicas": replicas})})
 
+    def with_training(self, **settings: object) -> Config:
+        """The same settings but for some of training."""
+        return self.model_copy(update={"training": self.training.model_copy(update=settings)})
+
     @property
     def predicts_embedding(self) -> bool:
         """Whether it is trained to predict the embeddings of tokens, and not tokens."""

@@ -22,8 +22,7 @@ def longer_run(run: Run, config: Config, name: str) -> tuple[Run, int]:
     dataset = run.open_dataset()
     before = make_plan(run.config, dataset)
     warmup = count_warmup_steps(before.total_steps, run.config.training)
-    config = run.decided(config)
-    config = config.model_copy(update={"training": config.training.model_copy(update={"warmup_steps": warmup})})
+    config = run.decided(config).with_training(warmup_steps=warmup)
     plan = make_plan(config, dataset)
     saved = committed_steps(run.folder)
     if plan.total_steps < saved[-1]:

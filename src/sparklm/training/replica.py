@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import statistics
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -39,6 +40,7 @@ from sparklm.training.sync.strategies import AFTER_DIVERGENCE, make_strategy
 from sparklm.training.tensors import tensors_below
 
 _logger = logging.getLogger(__name__)
+_STEPS_MEASURED, _SECONDS_MEASURED = 8, 3.0  # of steps that are done to see how long they take
 _LONGEST_SAMPLE = 24  # tokens: more would take a percent of an epoch of some seconds
 _INITIALISATION, _DROPOUT = 1, 2  # what a derived seed is for
 StepCallback = Callable[[StepProgress], None]  # called after every step
@@ -115,6 +117,17 @@ class Replica:
     def _read(self, step: int) -> Int64Array:
         starts = self._train_windows.starts(self.plan.windows(step, self.number))
         return self.dataset.train.windows(starts, self._train_windows.window_size)
+
+    def measure_step(self) -> float:
+        """Seconds that a step takes, by some that are done for this alone: the replica is then good for nothing."""
+        self.model.train()
+        times: list[float] = []
+        while len(times) < 2 or (len(times) < _STEPS_MEASURED and sum(times) < _SECONDS_MEASURED):
+            begun = time.perf_counter()
+            self.backward(self._read(len(times)))
+            self.update()
+            times.append(time.perf_counter() - begun)
+        return statistics.median(times[1:])  # the first has much to set up
 
     def backward(self, windows: Int64Array) -> float:
         """Compute the gradient of the next step, and return its loss."""

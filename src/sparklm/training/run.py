@@ -83,7 +83,12 @@ class Run(RunRecord):
 
     def decided(self, config: Config) -> Config:
         """Settings with what this run decided when it began, where they leave that open."""
-        return config.with_replicas(self.config.distributed.replicas) if config.distributed.replicas == 0 else config
+        own = self.config
+        if config.distributed.replicas == 0:
+            config = config.with_replicas(own.distributed.replicas)
+        if config.training.max_minutes is not None and config.training.max_minutes == own.training.max_minutes:
+            config = config.with_training(max_steps=own.training.max_steps)
+        return config
 
     def open_dataset(self) -> Dataset:
         """Open the run's dataset; other tokens than those that the run began with are refused."""
@@ -97,7 +102,7 @@ class Run(RunRecord):
         return dataset
 
 
-def create_run(
+def new_run(
     folder: Folder,
     config: Config,
     dataset: str,
@@ -106,7 +111,7 @@ def create_run(
     evaluation: EvaluationPlan,
     begun_from: BegunFrom | None = None,
 ) -> Run:
-    """Begin a run: from here on its settings are fixed."""
+    """A run that is about to begin; once it is written, its settings are fixed."""
     record = RunRecord(
         run_id=uuid.uuid4().hex,
         config=config,
@@ -116,9 +121,7 @@ def create_run(
         evaluation=evaluation,
         begun_from=begun_from,
     )
-    run = _placed(record, folder)
-    write_run(run)
-    return run
+    return _placed(record, folder)
 
 
 def write_run(run: Run) -> None:

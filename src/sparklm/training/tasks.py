@@ -12,7 +12,7 @@ from sparklm.evaluation import Evaluation
 from sparklm.logs import log_context
 from sparklm.models.model_zip import pack_model
 from sparklm.models.objectives import Tally
-from sparklm.training.checkpoint.cache import keep_replica
+from sparklm.training.checkpoint.cache import keep_replica, new_replica
 from sparklm.training.checkpoint.commit import read_commit
 from sparklm.training.device import resident_bytes
 from sparklm.training.epoch_log import NUM_LOGGING_REPLICAS, EpochSnapshot, EpochTotals, join_steps
@@ -128,6 +128,19 @@ def join_answers(answers: Sequence[EvaluateAnswer], *, in_turn: bool) -> EpochEn
         python_rss_bytes=max(answer.python_rss_bytes for answer in answers),
         gpu_memory_bytes=max(gpu, default=None),
     )
+
+
+class MeasureOrder(BaseModel):
+    """The order to measure a step."""
+
+    run: Run
+    replica: int
+
+
+def measure_step_task(order: str) -> str:
+    """The seconds of a step, wherever this is."""
+    parsed = MeasureOrder.model_validate_json(order)
+    return str(new_replica(parsed.run, parsed.replica).measure_step())
 
 
 def write_model_task(order: str) -> str:
