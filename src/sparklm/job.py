@@ -17,6 +17,7 @@ from sparklm.embeddings.make import make_embeddings, write_embeddings
 from sparklm.errors import UserError
 from sparklm.inference.generate import Sampling, generate_text, prompt_of
 from sparklm.logs import forget, identify
+from sparklm.models.build import count_parameters
 from sparklm.models.model_zip import TrainedModel, load_model
 from sparklm.models.shape import check_embeddings
 from sparklm.placement.protocol import Placement
@@ -38,7 +39,6 @@ from sparklm.training.evaluations import EvaluationPlan
 from sparklm.training.extend import LENGTH_KEYS, longer_run, make_longer
 from sparklm.training.fit import fit
 from sparklm.training.heartbeat import clear_beats
-from sparklm.training.memory import count_parameters
 from sparklm.training.metrics import METRICS, EpochRecord
 from sparklm.training.origin import write_first_state
 from sparklm.training.run import (

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from sparklm.config import Config
 from sparklm.models.network import LanguageModel
@@ -35,9 +37,24 @@ def build_model(
 
 def count_parameters(config: Config, vocab_size: int) -> int:
     """Count the weights of the network that a config asks for, without making it."""
-    with torch.device("meta"):
-        model = model_of_shape(ModelShape.from_config(config, vocab_size))
+    model = outline(ModelShape.from_config(config, vocab_size))
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+class _NoFirstWeights(TorchFunctionMode):
+    """Leaves out what torch does to draw first weights."""
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        keywords = keywords or {}
+        if getattr(function, "__module__", None) == "torch.nn.init":
+            return keywords.get("tensor", arguments[0] if arguments else None)
+        return function(*arguments, **keywords)
+
+
+def outline(shape: ModelShape) -> LanguageModel:
+    """A network without weights. To draw some in vain would load torch's compiler, which takes a second."""
+    with torch.device("meta"), _NoFirstWeights():
+        return model_of_shape(shape)
 
 
 def model_of_shape(shape: ModelShape) -> LanguageModel:

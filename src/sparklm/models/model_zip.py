@@ -25,7 +25,7 @@ from torch import Tensor
 
 from sparklm import __version__
 from sparklm.errors import UserError
-from sparklm.models.build import model_of_shape, network_class
+from sparklm.models.build import network_class, outline
 from sparklm.models.cache import Cache
 from sparklm.models.model_files import CONFIG, TOKENIZER, WEIGHTS, ModelFiles, find_model, refused_by_name
 from sparklm.models.network import OWN_TYPE, LanguageModel
@@ -131,8 +131,7 @@ def _build(shape: ModelShape, weights: dict[str, Tensor], address: str) -> Langu
             f"{shape.context_length}, but {len(weights)} tensors"
         )
     try:
-        with torch.device("meta"):
-            model = model_of_shape(shape)
+        model = outline(shape)
     except RuntimeError as error:
         raise UserError(f"{address}: config.json does not fit the weights: {error}") from error
     weights = _without_tied_copy(shape, weights)

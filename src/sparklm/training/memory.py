@@ -17,7 +17,7 @@ import torch
 
 from sparklm.config import Config
 from sparklm.evaluation import EVALUATION_BATCH_SIZE
-from sparklm.models.build import build_model, model_of_shape
+from sparklm.models.build import build_model, outline
 from sparklm.models.objectives import MOST_SCORES_AT_ONCE, batch_loss
 from sparklm.models.registry import ARCHITECTURES
 from sparklm.models.shape import ModelShape
@@ -77,7 +77,7 @@ def process_bytes_task(order: str) -> str:
 def estimate_replica_bytes(config: Config, vocab_size: int, process_bytes: int) -> MemoryEstimate:
     """Estimate what the process of one replica needs on a CPU, given what it takes before any model."""
     shape, kind = ModelShape.from_config(config, vocab_size), OPTIMIZERS[config.training.optimizer]
-    parameters = _parameters(shape)
+    parameters = list(outline(shape).parameters())
     weights = _FLOAT * sum(parameter.numel() for parameter in parameters)
     learned = _FLOAT * sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     average = weights if config.training.ema_decay is not None else 0
@@ -94,17 +94,6 @@ def estimate_replica_bytes(config: Config, vocab_size: int, process_bytes: int) 
             "checkpoint": _COPIES_OF_A_CHECKPOINT * (weights + kind.state_floats * learned + average),
         },
     )
-
-
-def count_parameters(config: Config, vocab_size: int) -> int:
-    """The number of a network's weights."""
-    return sum(parameter.numel() for parameter in _parameters(ModelShape.from_config(config, vocab_size)))
-
-
-def _parameters(shape: ModelShape) -> list[torch.nn.Parameter]:
-    """The parameters of a network, without memory for their values."""
-    with torch.device("meta"):
-        return list(model_of_shape(shape).parameters())
 
 
 def _activation_floats(config: Config, shape: ModelShape) -> int:

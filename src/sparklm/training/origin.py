@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from sparklm.config import Config
 from sparklm.config.resolve import ModelSettings
 from sparklm.errors import UserError
-from sparklm.models.build import model_of_shape
+from sparklm.models.build import outline
 from sparklm.models.model_zip import describe_model, load_model
 from sparklm.models.registry import ARCHITECTURES
 from sparklm.models.shape import ModelShape
@@ -187,8 +186,7 @@ def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _fitting(tensors: dict[str, Tensor], shape: ModelShape, address: str) -> dict[str, Tensor]:
     """The tensors for a network of a shape: all of its weights, and the state of those that learn."""
-    with torch.device("meta"):
-        network = model_of_shape(shape)
+    network = outline(shape)
     weights = {f"{MODEL_STATE}{name}": tensor.shape for name, tensor in network.state_dict().items()}
     found = {name: tensor.shape for name, tensor in tensors.items() if name.startswith(MODEL_STATE)}
     if weights != found:
