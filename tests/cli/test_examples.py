@@ -113,7 +113,7 @@ def test_the_dense_system_reads_its_embeddings(place: Path) -> None:
         rows = list(csv.DictReader(file))
     assert {"seconds of all epochs", "Spark's storage", "shuffle bytes read"} <= {row["statistic"] for row in rows}
     of_last = {row["statistic"] for row in rows if row["epoch"] == "10" and row["value"]}
-    assert {"learning rate", "Python worker, resident, MB", "training loss"} <= of_last
+    assert {"learning rate", "Python worker, resident, MB", "mean training loss"} <= of_last
 
 
 @pytest.mark.spark
