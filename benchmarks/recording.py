@@ -5,8 +5,9 @@
 CORPUS is a file or a folder of text. Both sides train in this process, with all cores.
 
 * *Recorded* is a run as `sparklm train --tensorboard` does it: status.json, lines of progress, a logged step in ten,
-  phases, samples, metrics.csv, event files.
-* *Bare* has the same steps, checkpoints and evaluations, and none of these; only the sums that a checkpoint must hold.
+  phases, evaluations within epochs, samples, metrics.csv, event files.
+* *Bare* has the same steps, checkpoints and evaluations of epochs, and none of these; only the sums that a checkpoint
+  must hold.
 
 The rate is that of all epochs: tokens over the time from the first step to the end of the last evaluation. Where the
 machine is not steady, one percent is lost in its noise; so the time inside everything that records is measured too, in
@@ -71,6 +72,7 @@ def bare() -> Iterator[None]:
         mock.patch.object(EpochLog, "progress", _nothing),
         mock.patch.object(PhaseClock, "__call__", _no_phase),
         mock.patch.object(Replica, "_generate_sample", _nothing),
+        mock.patch.object(Replica, "_evaluate_part", _nothing),
         mock.patch.object(recorder, "write_lines", _nothing),
         mock.patch.object(InProcess, "train", _train_unwatched),
     ):
@@ -121,7 +123,8 @@ def time_inside(config: Config, steps: int) -> str:
         ("logged steps", EpochLog, "add_step"),
         ("progress of a step", EpochLog, "progress"),
         ("progress, status.json", Tracker, "step_done"),
-        ("samples", Replica, "_generate_sample"),
+        ("evaluations within epochs, with their samples", Replica, "_evaluate_part"),
+        ("samples at epochs' ends", Replica, "_generate_sample"),
         ("files of records", recorder, "write_lines"),
         ("event files", SafeExporter, "evaluation"),
         ("event files", SafeExporter, "epoch"),

@@ -445,7 +445,7 @@ BAD_INPUT = {
     "unknown preset": (["train", *NONE, "--preset", "huge"], "preset 'huge' is unknown"),
     "missing config": (["train", *NONE, "-c", "no.conf"], "no.conf: no such file"),
     "impossible master": (["train", "--master", "nonsense", "--run", "run"], "'nonsense' is not a Spark master"),
-    "nothing to resume": (["train", *NONE, "--resume"], "is not a run"),
+    "nothing to resume": (["train", *NONE, "--resume"], "run: no such run"),
     "resume what": (["train", "--resume"], "--resume needs --run DIR"),
     "not a model": (["generate", "short.txt", "x"], "is not a model zip"),
     "missing model": (["predict", "no.zip", "x"], "no.zip: no such model"),

@@ -72,7 +72,7 @@ def train(
         float | None,
         typer.Option(
             metavar="M",
-            help="End after so many minutes of training (training.max_minutes).",
+            help="As many steps as so many minutes have room for (training.max_minutes).",
             show_default="no limit",
             rich_help_panel=SETTINGS,
         ),
@@ -93,7 +93,11 @@ def train(
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Go on with the run in --run, with its own settings.", rich_help_panel=RUN),
+        typer.Option(
+            "--resume",
+            help="Go on with the run in --run, with its own settings; --epochs may make it longer.",
+            rich_help_panel=RUN,
+        ),
     ] = False,
     text_out: Annotated[
         str | None,

@@ -34,7 +34,8 @@ def watch(run: Folder, view: View, *, interval_seconds: float, once: bool = Fals
             if status.outcome is not None:
                 return status.outcome
             if _is_gone(status):
-                _warn(view, f"its process {status.process_id} is gone; 'train --resume' goes on with the run")
+                resume = f"sparklm train --run {shlex.quote(str(run))} --resume"
+                _warn(view, f"its process {status.process_id} is gone; go on with: {resume}")
                 return "dead"
             if once:
                 return None
@@ -51,6 +52,8 @@ def watch(run: Folder, view: View, *, interval_seconds: float, once: bool = Fals
 def _first_status(run: Folder) -> Status:
     status = read_status(run)
     if status is None:
+        if not run.exists():
+            raise UserError(f"{run}: no such folder")
         what = "was made without one" if run.exists(CONFIG) else "is not a run, or has only just begun"
         raise UserError(f"{run} has no status to follow: it {what}; see: sparklm report {shlex.quote(str(run))}")
     return status

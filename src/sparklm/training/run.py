@@ -145,6 +145,8 @@ def read_run(folder: Folder) -> Run:
     try:
         return _placed(read_record(folder, CONFIG, RunRecord, RUN_FORMAT), folder)
     except FileNotFoundError as error:
+        if not folder.exists():
+            raise UserError(f"{folder}: no such run") from error
         runs = [name for name in folder.names() if (folder / name).exists(CONFIG)]
         remedy = (
             f"runs in it: {', '.join(runs[-5:])}"
