@@ -54,7 +54,9 @@ def measure_baseline(dataset: Dataset, model: LanguageModel) -> Baseline | None:
     found_V = dataset.validation.count_tokens(vocab_size, MOST_TOKENS).astype(np.float64)
     found_V /= found_V.sum()
     if model.shape.predicts_embedding:
-        return _guess_mean(expected_V, found_V, model.token_embeddings.detach().cpu(), model.shape.objective)
+        return _guess_mean(
+            expected_V, found_V, model.token_embeddings.detach().cpu()[:vocab_size], model.shape.objective
+        )
     return guess_by_frequency(expected_V, found_V)
 
 

@@ -105,6 +105,7 @@ def evaluate_corpus(trained: TrainedModel, data: DataConfig, placement: Placemen
     dataset = dataset_address(data)
     if dataset is not None:
         return evaluate_dataset(trained, dataset)
+    data = data.model_copy(update={"validation": None, "validation_table": None})  # which belong to a training
     corpus = open_corpus(data, CleaningConfig(), placement)
     for note in corpus.notes:
         placement.watcher.note(note)

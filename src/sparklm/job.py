@@ -22,7 +22,8 @@ from sparklm.models.model_zip import TrainedModel, load_model
 from sparklm.models.shape import check_embeddings
 from sparklm.placement.protocol import Placement
 from sparklm.placement.start import Start
-from sparklm.progress.status import STATUS
+from sparklm.progress.status import STATUS, read_status
+from sparklm.progress.watch import is_gone
 from sparklm.progress.watcher import Watcher
 from sparklm.report.exporters.base import SafeExporter, check_exporters, exporting
 from sparklm.report.statistics import STATS_TEXT, statistics_csv, write_statistics
@@ -33,14 +34,15 @@ from sparklm.text.shards import Dataset, Manifest, dataset_address, open_dataset
 from sparklm.text.tokenizer_kinds import make_tokenizer
 from sparklm.text.validation import describe_validation
 from sparklm.text.windows import WindowPlan
-from sparklm.training.checkpoint.commit import latest_step
+from sparklm.training.checkpoint.commit import CHECKPOINTS, latest_step
 from sparklm.training.device import choose_device, replica_threads
 from sparklm.training.evaluations import EvaluationPlan
 from sparklm.training.extend import LENGTH_KEYS, longer_run, make_longer
 from sparklm.training.fit import fit
-from sparklm.training.heartbeat import clear_beats
+from sparklm.training.heartbeat import PROGRESS, clear_beats
 from sparklm.training.metrics import METRICS, EpochRecord
 from sparklm.training.origin import write_first_state
+from sparklm.training.records import EVALUATIONS, SAMPLES, STEPS, TASKS
 from sparklm.training.run import (
     CONFIG,
     INIT,
@@ -62,6 +64,7 @@ from sparklm.training.tasks import MeasureOrder, ModelOrder, measure_step_task, 
 from sparklm.wording import amount, count, duration, size
 
 _SHARE_OF_STEPS = 0.9  # of a training's time; the rest is for evaluations, checkpoints and starting tasks
+_MADE_BY_TRAINING = (METRICS, STEPS, EVALUATIONS, SAMPLES, TASKS, CHECKPOINTS, PROGRESS, "tensorboard")
 _OWN_DATASET = "dataset"  # in the run folder, where the run made it itself
 
 
@@ -208,6 +211,12 @@ def _find_run(folder: Folder, config: Config, resume: bool) -> FoundRun | None:
     if not changes:
         return FoundRun(run.with_settings(config))
     if latest_step(run.folder) == 0:
+        status = read_status(folder)
+        if status is not None and status.outcome is None and not is_gone(status):
+            raise UserError(
+                f"{folder} is a run that process {status.process_id} on {status.host} is at work on; choose another "
+                "--run, or stop that first"
+            )
         return None
     is_length = changes.keys() <= LENGTH_KEYS
     if is_length and resume:
@@ -249,7 +258,8 @@ def _begin(config: Config, folder: Folder, placement: Placement) -> tuple[Run, D
     is_new = not set(folder.names()) - {STATUS}
     if folder.exists(CONFIG):
         watcher.note("this run had no checkpoint yet: it begins anew, with these settings")
-        folder.remove(CONFIG)
+        for name in (*_MADE_BY_TRAINING, CONFIG):  # CONFIG last: until then, this is a run that begins anew
+            folder.remove(name)
     try:
         begun_from = None if address is None else write_first_state(address, config, folder)
         if begun_from is not None:
@@ -292,7 +302,8 @@ def _limit_time(run: Run, dataset: Dataset, plan: WindowPlan, placement: Placeme
     assert minutes is not None, "called for runs that have a limit"
     orders = [MeasureOrder(run=run, replica=replica).model_dump_json() for replica in range(replicas)]
     times = [float(text) for text in placement.run_tasks(measure_step_task, orders, "sparklm: measure a step")]
-    seconds = sum(times) if placement.takes_turns else max(times)
+    in_turn = replicas if placement.takes_turns else -(-replicas // max(1, placement.slots))
+    seconds = in_turn * max(times)
     steps = max(1, int(60 * minutes * _SHARE_OF_STEPS / seconds))
     placement.watcher.note(f"a step takes {seconds:.3g} s here: {duration(60 * minutes)} have room for {steps:,}")
     if steps >= plan.total_steps:

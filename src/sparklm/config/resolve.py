@@ -24,7 +24,8 @@ _PROPERTIES = "spark.properties."
 _DEFAULT_FILES = f"{_PROPERTIES}spark.hadoop.fs.defaultFS"
 # The settings that name files and folders.
 _PLACES = (
-    *(f"data.{name}" for name in ("corpus", "tokenizer", "embeddings")),
+    *(f"data.{name}" for name in ("corpus", "validation", "tokenizer", "embeddings")),
+    "training.init_from",
     *(f"output.{name}" for name in ("run", "model", "metrics", "statistics", "text")),
 )
 _Layer = tuple[str, Mapping[str, object]]  # where settings come from, and the settings
@@ -280,7 +281,7 @@ def _drop_impossible_properties(values: dict[str, object], provenance: dict[str,
 
 def _place_on_hdfs(values: dict[str, object], uri: str) -> list[str]:
     """Put relative inputs and outputs below `hdfs.uri`, where that answers; returns what to know of it."""
-    relative = {key: str(values[key]) for key in _PLACES if _is_relative_file(key, values.get(key))}
+    relative = [key for key in _PLACES if any(_is_relative_file(key, value) for value in _as_list(values.get(key)))]
     default = values.get(_DEFAULT_FILES)  # None where nothing answers
     if not relative or default is None or (default != uri and not is_answering(uri)):
         return []
@@ -289,8 +290,15 @@ def _place_on_hdfs(values: dict[str, object], uri: str) -> list[str]:
     except UserError as error:
         return [f"hdfs.uri = {uri!r} is used by Spark only: {error}; paths without a protocol are on local disks"]
     base = uri.rstrip("/")
-    values |= {key: f"{base}/{path}" for key, path in relative.items()}
+    for key in relative:
+        given = values[key]
+        placed = [f"{base}/{path}" if _is_relative_file(key, path) else path for path in _as_list(given)]
+        values[key] = placed if isinstance(given, list | tuple) else placed[0]
     return [f"{', '.join(relative)}: below {base}, because hdfs.uri answers; a path from / is on local disks"]
+
+
+def _as_list(value: object) -> list[object]:
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _is_relative_file(key: str, value: object) -> bool:

@@ -94,6 +94,17 @@ class DataConfig(Section):
             raise ValueError(f"format {self.format} needs a corpus: where the data is")
         return self
 
+    @model_validator(mode="after")
+    def _check_validation(self) -> Self:
+        both = {self.table} & {self.validation_table} - {None}
+        if self.is_table:
+            both |= set(self.places) & set(self.of_validation.places)
+        if both:
+            raise ValueError(
+                f"{min(map(str, both))} is corpus and validation text at once; give another for one of them"
+            )
+        return self
+
     @property
     def places(self) -> tuple[str, ...]:
         """The addresses of the corpus, in their order; none for a table, and for the built-in sample."""

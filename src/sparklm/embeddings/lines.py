@@ -17,11 +17,13 @@ FloatArray = npt.NDArray[np.float32]
 TOKEN_NAMES = ("token", "word", "text", "key")
 ID_NAMES = ("id", "tokenid", "index")
 _COUNT_NAMES = ("count", "frequency", "freq")
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
 # A vector that is set apart from what stands before it: by brackets, by quotes, or by another separator than its own.
 _SET_APART = [
-    re.compile(r"""(?P<before>.+?)\s*(?P<separator>[\t;,]|\s)\s*"?\[(?P<vector>[^\[\]]*)\]"?[\s,;]*"""),
-    re.compile(rf"""(?P<before>.+?)\s*(?P<separator>[\t;,])\s*"(?P<vector>{_NUMBER}(?:[\s,;]+{_NUMBER})+)"[\s,;]*"""),
+    re.compile(r"""(?P<before>.*[^\s;,]|\S)(?P<separator>[\s;,]+)"?\[(?P<vector>[^\[\]]*)\]"?[\s,;]*"""),
+    re.compile(
+        rf"""(?P<before>.*[^\s;,]|\S)(?P<separator>[\s;,]+)"(?P<vector>{_NUMBER}(?:[\s,;]+{_NUMBER})+)"[\s,;]*"""
+    ),
     *(
         re.compile(rf"(?P<before>.+)(?P<separator>{outer}) *(?P<vector>{_NUMBER}(?:(?:{inner}){_NUMBER})+)[\s,;]*")
         for outer, inner in (("\t", " *[,;] *| +"), (";", " *[,\t] *| +"), (",", " *[;\t] *| +"))
@@ -120,7 +122,7 @@ def _table_set_apart(lines: list[tuple[int, str]], address: str) -> _Table | Non
                 raise UserError(f"{place}: no vector in brackets at the end, as other lines have it")
             return None
         matches.append(match)
-    separator = matches[0]["separator"]
+    separator = next((sign for sign in "\t;," if sign in matches[0]["separator"]), " ")
     before = [_fields(match["before"], separator) for match in matches]
     num_before = min(map(len, before))
     vectors = [re.split(r"[\s,;]+", match["vector"].strip(" \t,;")) for match in matches]

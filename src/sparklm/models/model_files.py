@@ -119,5 +119,13 @@ def refused_by_name(address: str) -> Iterator[None]:
         wrong = error.errors()[0]
         name, value = ".".join(map(str, wrong["loc"])), wrong["input"]
         raise UserError(f"{address} is not a sparklm model: in config.json {name} is {value!r}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, safetensors.SafetensorError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+        safetensors.SafetensorError,
+    ) as error:
         raise UserError(f"{address} is not a sparklm model: {type(error).__name__} {error}") from error

@@ -33,7 +33,7 @@ def watch(run: Folder, view: View, *, interval_seconds: float, once: bool = Fals
                 view.show_message(Message(kind="note", text=describe(status) or status.stage, time=time.time()))
             if status.outcome is not None:
                 return status.outcome
-            if _is_gone(status):
+            if is_gone(status):
                 resume = f"sparklm train --run {shlex.quote(str(run))} --resume"
                 _warn(view, f"its process {status.process_id} is gone; go on with: {resume}")
                 return "dead"
@@ -59,8 +59,8 @@ def _first_status(run: Folder) -> Status:
     return status
 
 
-def _is_gone(status: Status) -> bool:
-    """Whether the process has ended without writing so; known only of this machine's."""
+def is_gone(status: Status) -> bool:
+    """Whether a run's process has ended without writing so; known only of this machine's."""
     return status.host == socket.gethostname() and not psutil.pid_exists(status.process_id)
 
 

@@ -23,7 +23,7 @@ from sparklm.storage import Folder
 from sparklm.text.shards import Dataset
 from sparklm.text.windows import WindowPlan
 from sparklm.training.checkpoint.commit import latest_step
-from sparklm.training.metrics import METRICS, EpochRecord, read_metrics
+from sparklm.training.metrics import COLUMNS, METRICS, EpochRecord, read_metrics
 from sparklm.training.records import (
     EVALUATIONS,
     SAMPLES,
@@ -93,7 +93,10 @@ class RunFacts:
         return [epoch.figure(column) for epoch in self.epochs]
 
     def final(self, column: str) -> float | None:
-        """A figure of the epoch that the model comes from."""
+        """A figure of the model: as the statistics have it, or of the epoch that it comes from."""
+        found = self.statistics.get(COLUMNS[column].label)
+        if isinstance(found, float | int):
+            return found
         return None if self.model_epoch is None else self.model_epoch.figure(column)
 
     @property
@@ -115,8 +118,8 @@ class RunFacts:
     @property
     def epoch_steps(self) -> list[int] | None:
         """At which step each recorded epoch ended: by the plan, or else by the steps that were logged."""
-        if self.plan is not None:
-            return [self.plan.epoch_end(epoch.Epoch - 1) for epoch in self.epochs]
+        if self.plan is not None:  # the last one may have been stopped early
+            return [min(self.step, self.plan.epoch_end(epoch.Epoch - 1)) for epoch in self.epochs]
         ends = {epoch: step for step, epoch in self.known_steps}
         return [ends[epoch.Epoch] for epoch in self.epochs] if all(e.Epoch in ends for e in self.epochs) else None
 

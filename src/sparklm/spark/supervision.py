@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,8 +63,9 @@ class Supervisor:
     def _follow(self, follower: Follower) -> None:
         """Pass on what the first replica has done, and a wish to stop to all of them."""
         if follower.stop.is_asked and not self._was_asked:
-            self._was_asked = True
-            ask_to_stop(self._run)
+            with contextlib.suppress(OSError):  # the next look tries again
+                ask_to_stop(self._run)
+                self._was_asked = True
         follower.stop.check()
         first = read_beat(self._run, 0)
         if first is None or first.progress is None or first.step <= self._shown:

@@ -7,6 +7,7 @@ wherever these run.
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ import numpy as np
 
 from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
+from sparklm.storage import split_url
 from sparklm.text.cleaning import clean
 from sparklm.text.encode import NameRequest, ShardRequest, ShardResult, encode_shard_task, name_document_task
 from sparklm.text.formats import AUTO, FORMATS, PLAIN_TEXT, SAMPLE, Form, read_chunks
@@ -147,12 +149,17 @@ class FileCorpus:
 
 def _without_validation(sources: list[Source], data: DataConfig) -> tuple[list[Source], list[str]]:
     """The files that are not validation text as well, and a note on those that are."""
-    validation = {source.address for source in gather_sources(data.of_validation.places, data.format)[0]}
-    kept = [source for source in sources if source.address not in validation]
+    validation = {_identity(source) for source in gather_sources(data.of_validation.places, data.format)[0]}
+    kept = [source for source in sources if _identity(source) not in validation]
     if not kept:
         raise UserError(f"all of {corpus_name(data)} is validation text (data.validation): nothing is left to train on")
-    both = [source.name for source in sources if source.address in validation]
+    both = [source.name for source in sources if _identity(source) in validation]
     return kept, [f"validation text, so not trained on: {listed(both)}"] if both else []
+
+
+def _identity(source: Source) -> str:
+    """What a file is, by whichever link it was found."""
+    return os.path.realpath(source.address) if split_url(source.address)[0] == "file" else source.address
 
 
 def _recognise_ids(sources: list[Source], data: DataConfig) -> tuple[list[Source], Form, list[str]]:

@@ -141,7 +141,7 @@ class EpochLog:
     """The log of the epoch that a replica is in."""
 
     def __init__(self, plan: WindowPlan, every_steps: int) -> None:
-        self._plan = plan
+        self.plan = plan
         self._every = max(every_steps, -(-plan.epoch_end(0) // _MOST_LOGGED_STEPS))
         self.clock = PhaseClock()
         self.begin_epoch()
@@ -169,8 +169,8 @@ class EpochLog:
         Tokens are counted over the time of work since the line before, or, in a replica from a checkpoint, since the
         epoch began.
         """
-        epoch = self._plan.epoch_of(step - 1)
-        is_due = step % self._every == 0 or step == self._plan.epoch_end(epoch)
+        epoch = self.plan.epoch_of(step - 1)
+        is_due = step % self._every == 0 or step == self.plan.epoch_end(epoch)
         if not is_due or replica >= NUM_LOGGING_REPLICAS:
             return
         since, tokens_before = self._last_line

@@ -29,6 +29,11 @@ def longer_run(run: Run, config: Config, name: str) -> tuple[Run, int]:
         raise UserError(
             f"{name} has done {saved[-1]} steps, which is more than the {plan.total_steps} that are asked for"
         )
+    if plan.total_steps == before.total_steps:
+        raise UserError(
+            f"{name} would be no longer: training.max_steps={config.training.max_steps} ends it at step "
+            f"{plan.total_steps}; set that as well"
+        )
 
     def is_same(step: int) -> bool:
         old, new = (

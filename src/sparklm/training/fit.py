@@ -14,7 +14,7 @@ from sparklm.placement.protocol import EpochWork, Placement
 from sparklm.text.shards import Dataset
 from sparklm.text.windows import WindowPlan
 from sparklm.training.checkpoint.cache import load_log
-from sparklm.training.checkpoint.commit import latest_step, prune_checkpoints, read_commit
+from sparklm.training.checkpoint.commit import committed_steps, latest_step, prune_checkpoints, read_commit
 from sparklm.training.epoch_log import EpochSnapshot, EpochTotals
 from sparklm.training.evaluations import join_evaluations
 from sparklm.training.metrics import ClusterFigures, CpuMeter, EpochRecord
@@ -22,7 +22,7 @@ from sparklm.training.recorder import RunListener, RunRecorder
 from sparklm.training.records import EvaluationRecord
 from sparklm.training.run import Run
 from sparklm.training.stopping import StopRequest
-from sparklm.training.sync.rounds import Round, branch_point, plan_rounds
+from sparklm.training.sync.rounds import Round, branch_point, newest_evaluation, plan_rounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,14 +65,14 @@ class _Training:
 
     def go_on(self, first_step: int) -> bool:
         """Train from a step on; return whether it stopped before the plan was done."""
-        if first_step and self._recover(first_step):
+        if self._recover(first_step):
             return first_step < self._plan.total_steps
         rounds = plan_rounds(self._plan, self._run.config, first_step, self._run.evaluation.every_steps)
         for epoch, of_epoch in groupby(rounds, key=lambda round_: round_.epoch):
             ahead = list(of_epoch)
             self._placement.watcher.epoch_starts(epoch, ahead, time.monotonic() - self._epoch_began)
             done = self._train(ahead)
-            self._end_epoch(epoch, done, done.step)
+            self._end_epoch(epoch, done)
             if self._is_over(done.step):
                 return done.step < self._plan.total_steps
         return False
@@ -83,21 +83,22 @@ class _Training:
         A crash may fall between a checkpoint and its line in metrics.csv: the line is then made from the checkpoint,
         and what only the lost process knew stays empty.
         """
-        epoch, recorder = self._plan.epoch_of(step - 1), self._recorder
-        logs = self._read_logs(step)
-        for scored in join_evaluations([log.evaluations for log in logs]):
-            recorder.evaluated(scored.record, scored.sample)
-        is_over = self._is_over(step)
-        if is_over or self._plan.epochs_done(step) > epoch:
-            recorder.keep_epochs(epoch + 1)
-            if len(recorder.records) <= epoch:
-                end = self._placement.evaluate(self._run, epoch, step)
-                recorder.add(epoch, end.totals.known_seconds, end, ClusterFigures(), None, None)
-        else:
-            recorder.keep_epochs(epoch)
+        recorder = self._recorder
+        if step == 0:
+            recorder.keep(0, lambda _: False)
+            return False
+        epoch, logs = self._plan.epoch_of(step - 1), self._read_logs(step)
+        recorder.keep(epoch + 1, lambda each: self._is_evaluated(each) or each == step)
+        self._record_evaluations(logs)
+        is_closed = self._is_epoch_end(step) or self._is_over(step)
+        if is_closed and len(recorder.records) <= epoch:
+            end = self._placement.evaluate(self._run, epoch, step)
+            recorder.add(epoch, end.totals.known_seconds, end, ClusterFigures(), None, None)
+        elif not is_closed:
+            recorder.keep(epoch, self._is_evaluated)
             totals = EpochTotals.of_all([log.totals for log in logs], in_turn=self._placement.takes_turns)
             self._epoch_began -= totals.known_seconds
-        return is_over
+        return self._is_over(step)
 
     def _train(self, rounds: Sequence[Round]) -> _Done:
         """Do an epoch's rounds, or, where evaluations show that nothing improves, some of them."""
@@ -113,26 +114,29 @@ class _Training:
                 )
             work, step = work + more, part[-1].stop
             if not part[-1].ends_epoch:
-                for scored in join_evaluations([log.evaluations for log in self._read_logs(step)]):
-                    self._recorder.evaluated(scored.record, scored.sample)
+                self._record_evaluations(self._read_logs(step))
                 if self._is_over(step):
                     break
         return _Done(work, step)
 
     def _parts(self, rounds: Sequence[Round]) -> Iterator[Sequence[Round]]:
-        """All rounds at once, or, where evaluations may end the training, those up to each checkpoint after one."""
+        """All rounds at once, or, where evaluations may end the training, those up to each of them."""
         begun = 0
-        for number, round_ in enumerate(rounds[:-1], start=1):
-            if self._patience is not None and round_.saves and any(each.evaluations for each in rounds[begun:number]):
+        for number, round_ in enumerate(rounds):
+            if self._patience is not None and number and round_.start in round_.evaluations:
                 yield rounds[begun:number]
                 begun = number
         yield rounds[begun:]
 
-    def _end_epoch(self, epoch: int, done: _Done, step: int) -> None:
+    def _record_evaluations(self, logs: Sequence[EpochSnapshot]) -> None:
+        for scored in join_evaluations([log.evaluations for log in logs]):
+            self._recorder.evaluated(scored.record, scored.sample)
+
+    def _end_epoch(self, epoch: int, done: _Done) -> None:
         end = done.work.end
         if end is None:
             self._placement.watcher.validation_starts()
-            end = self._placement.evaluate(self._run, epoch, step)
+            end = self._placement.evaluate(self._run, epoch, done.step)
         now = time.monotonic()
         end.totals.add_phases({"reduce": done.work.reduce_seconds})
         figures = self._placement.epoch_figures(self._run, epoch)
@@ -163,20 +167,46 @@ class _Training:
     def _patience(self) -> int | None:
         return self._run.config.training.early_stopping_patience
 
-    def _is_over(self, step: int) -> bool:
-        """Whether nothing has improved for too long, as it was known when a step's checkpoint was made."""
-        is_epoch_end = self._plan.epochs_done(step) > self._plan.epoch_of(step - 1)
-        known = [each for each in self._recorder.evaluations if each.step < step + is_epoch_end]
-        return should_stop([each.loss for each in known], self._patience)
+    def _is_epoch_end(self, step: int) -> bool:
+        return self._plan.epochs_done(step) > self._plan.epoch_of(step - 1)
 
-    def _best_step(self) -> int | None:
-        """Where the best weights are, if it is they that become the model."""
-        return best_step(self._recorder.evaluations) if self._patience is not None else None
+    def _is_evaluated(self, step: int) -> bool:
+        """Whether the model is evaluated at a step, by the plan."""
+        every = self._run.evaluation.every_steps
+        return self._is_epoch_end(step) or newest_evaluation(self._plan, self._run.config, step, every) == step
+
+    def _is_over(self, step: int) -> bool:
+        """Whether nothing has improved for too long.
+
+        That is decided where the model is evaluated, and by the evaluations before: so it does not depend on where
+        checkpoints happen to be. At the end of an epoch its own evaluation counts.
+        """
+        if self._patience is None:
+            return False
+        if self._is_epoch_end(step):
+            before = step + 1
+        else:
+            every = self._run.evaluation.every_steps
+            decided_at = newest_evaluation(self._plan, self._run.config, step, every)
+            before = self._plan.epoch_start(self._plan.epoch_of(step)) + 1 if decided_at is None else decided_at
+        known = [each.loss for each in self._recorder.evaluations if each.step < before]
+        return should_stop(known, self._patience)
+
+    def _best_step(self, most: int | None = None) -> int | None:
+        """Where the best weights are, up to a step, if it is they that become the model."""
+        if self._patience is None:
+            return None
+        saved = set(committed_steps(self._run.folder))
+        known = [each for each in self._recorder.evaluations if each.step in saved]
+        return best_step([each for each in known if most is None or each.step <= most])
 
     def _protected(self, ahead: Sequence[Round] = ()) -> set[int]:
-        """The checkpoints to keep: of the best weights, of those that may be, and where longer runs branch off."""
+        """The checkpoints to keep: where longer runs branch off, of the best weights (also before that) and of those
+        that may be the best.
+        """
+        branch = branch_point(self._plan, self._run.config)
         candidates = [step for round_ in ahead for step in round_.evaluations] if self._patience is not None else []
-        steps = (self._best_step(), branch_point(self._plan, self._run.config), *candidates)
+        steps = (branch, self._best_step(), self._best_step(branch) if branch is not None else None, *candidates)
         return {step for step in steps if step is not None}
 
     def _read_logs(self, step: int) -> list[EpochSnapshot]:

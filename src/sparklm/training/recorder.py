@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Protocol
+
+from pydantic import BaseModel
 
 from sparklm.progress.watcher import Watcher
 from sparklm.storage import Folder
@@ -45,26 +47,41 @@ class RunRecorder:
     ) -> None:
         """Go on with the records of the checkpoint at a step."""
         self._run, self._dataset, self._watcher, self._listeners = run, dataset, watcher, listeners
-        self.records = read_metrics(run) if step else []
+        self.records = read_metrics(run)
         self.evaluations = [entry for entry in read_lines(run, EVALUATIONS, EvaluationRecord) if entry.step <= step]
         self._samples = [entry for entry in read_lines(run, SAMPLES, Sample) if entry.step <= step]
         self._steps, self._tasks = read_lines(run, STEPS, StepRecord), read_lines(run, TASKS, TaskRecord)
-        self.keep_epochs(len(self.records))
 
-    def keep_epochs(self, number: int) -> None:
-        """Forget the epochs after the first ones, which are yet to be recorded."""
-        self.records = [entry for entry in self.records if entry.Epoch <= number]
+    def keep(self, epochs: int, is_planned: Callable[[int], bool]) -> None:
+        """Forget, for good, the epochs after the first ones, and evaluations at steps where none is planned.
+
+        They are of a run that went another way from here: they must not come back when a later checkpoint is gone on
+        from.
+        """
+        self.records = [entry for entry in self.records if entry.Epoch <= epochs]
         kept = len(self.records)
         self._steps = [entry for entry in self._steps if entry.epoch <= kept]
         self._tasks = [entry for entry in self._tasks if entry.epoch <= kept]
+        self.evaluations = [entry for entry in self.evaluations if is_planned(entry.step)]
+        self._samples = [entry for entry in self._samples if is_planned(entry.step)]
+        write_metrics(self._run, self.records)
+        self._write(EVALUATIONS, self.evaluations)
+        self._write(SAMPLES, self._samples)
+        self._write(STEPS, self._steps)
+        self._write(TASKS, self._tasks)
+
+    def _write(self, name: str, lines: Sequence[BaseModel]) -> None:
+        """Write a file of records, if it has any or is there."""
+        if lines or self._run.exists(name):
+            write_lines(self._run, name, lines)
 
     def evaluated(self, record: EvaluationRecord, sample: Sample | None) -> None:
         """Record an evaluation, and pass it on, unless that was done before."""
+        self._keep_sample(sample)
         if any(entry.step == record.step for entry in self.evaluations):
             return
         self.evaluations.append(record)
         write_lines(self._run, EVALUATIONS, self.evaluations)
-        self._keep_sample(sample)
         self._watcher.evaluation_done(record, sample)
         for listener in self._listeners:
             listener.evaluation(record, sample)

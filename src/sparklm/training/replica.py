@@ -68,7 +68,15 @@ class Replica:
         self.strategy = make_strategy(self)
         self.step = 0  # steps whose gradient is computed
         self.pending: Round | None = None  # the round just done, whose sync is not finished
+        self.round_seconds = 0.0  # of the round just done
         self._train_windows = self.dataset.windows(self.dataset.train, config.data, config.data.window_stride)
+
+    def renew(self, run: Run) -> None:
+        """Go on with the settings of another session, which may have made the run longer."""
+        if run.config.training != self.config.training:
+            self.plan = make_plan(run.config, self.dataset)
+            self.log.plan = self.plan
+        self.run, self.config = run, run.config
 
     def train(
         self, round_: Round, on_step: StepCallback | None = None, ends_early: Callable[[], bool] | None = None
@@ -88,6 +96,7 @@ class Replica:
             round_, _ = round_.cut_at(self.step)
         seconds, totals = time.perf_counter() - begun, self.log.totals
         totals.seconds += seconds
+        self.round_seconds = seconds
         totals.cpu_seconds += time.process_time() - begun_cpu
         _logger.info("round ends", extra=self.figures(**length, seconds=seconds, loss=totals.last_loss))
         self.pending = round_ if self.strategy.syncs else None
@@ -102,7 +111,7 @@ class Replica:
         with closing(read_ahead(self._read, round_.start, round_.stop, ahead)) as batches:
             while self.step < round_.stop:
                 if self.step in round_.evaluations:
-                    self._evaluate_part()
+                    self._evaluate_part(on_step)
                 with self.log.clock("data"):
                     windows = next(batches)
                 with self.log.clock("fit"):
@@ -124,8 +133,9 @@ class Replica:
         times: list[float] = []
         while len(times) < 2 or (len(times) < _STEPS_MEASURED and sum(times) < _SECONDS_MEASURED):
             begun = time.perf_counter()
-            self.backward(self._read(len(times)))
-            self.update()
+            with self.log.clock("fit"):
+                self.backward(self._read(len(times)))
+                self.update()
             times.append(time.perf_counter() - begun)
         return statistics.median(times[1:])  # the first has much to set up
 
@@ -168,10 +178,20 @@ class Replica:
         part = self._score_part(windows, chosen, on_batch)
         return part, self._score(windows, other_windows(windows.num_windows, chosen), on_batch)
 
-    def _evaluate_part(self) -> None:
+    @property
+    def num_validation_windows(self) -> int:
+        """Windows that are scored at the end of an epoch."""
+        return self._validation_windows()[0].num_windows
+
+    def _evaluate_part(self, on_step: StepCallback | None) -> None:
         """Score the part of the validation text that every evaluation has, and go on training."""
+
+        def on_batch() -> None:
+            if on_step is not None:
+                on_step(self.log.progress(self.step, self.number))
+
         with self.log.clock("evaluate"):
-            part = self._score_part(*self._validation_windows())
+            part = self._score_part(*self._validation_windows(), on_batch)
         self.log.evaluations.append(part)
         self.model.train()
         figures = {"targets": part.tally.targets, "loss_sum": part.tally.loss_sum, "correct": part.tally.correct}

@@ -86,7 +86,8 @@ class Run(RunRecord):
         own = self.config
         if config.distributed.replicas == 0:
             config = config.with_replicas(own.distributed.replicas)
-        if config.training.max_minutes is not None and config.training.max_minutes == own.training.max_minutes:
+        is_timed = config.training.max_minutes is not None and config.training.max_minutes == own.training.max_minutes
+        if is_timed and config.training.max_steps is None:
             config = config.with_training(max_steps=own.training.max_steps)
         return config
 

@@ -48,7 +48,7 @@ def load_replica(run: Run, commit: Commit, number: int, most_in_memory: int = 1)
     use_threads(run.threads)
     warm = _warm.pop((_key(run), commit.replicas[number].attempt), None)
     replica = warm or _from_files(run, commit, number, most_in_memory)
-    replica.run, replica.config = run, run.config  # of this session
+    replica.renew(run)
     replica.log.clock.add("get_model", time.perf_counter() - begun)
     event = "replica found in memory" if warm is not None else "replica loaded from a checkpoint"
     _logger.debug(event, extra=replica.figures())

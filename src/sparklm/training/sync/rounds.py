@@ -65,9 +65,7 @@ def plan_rounds(plan: WindowPlan, config: Config, first_step: int = 0, evaluate_
         if sync is None:
             evaluations = [each for each in _multiples(step, stop, evaluate_every) if each > epoch_start]
         else:
-            before = max(epoch_start, (step - 1) // sync * sync)
-            is_due = step > epoch_start and _multiples(before + 1, step + 1, evaluate_every)
-            evaluations = [step] if is_due else []
+            evaluations = [step] if newest_evaluation(plan, config, step, evaluate_every) == step else []
         yield Round(
             epoch=epoch,
             start=step,
@@ -78,6 +76,22 @@ def plan_rounds(plan: WindowPlan, config: Config, first_step: int = 0, evaluate_
             evaluations=evaluations,
         )
         step = stop
+
+
+def newest_evaluation(plan: WindowPlan, config: Config, step: int, evaluate_every: int) -> int | None:
+    """The last step of its epoch up to this one at which the model is evaluated: of several replicas, after a sync.
+
+    >>> plan = WindowPlan(num_windows=100, batch_size=1, num_replicas=1, epochs=2, seed=0)
+    >>> [newest_evaluation(plan, Config(), step, 30) for step in (29, 30, 99, 129)]
+    [None, 30, 90, 120]
+    """
+    epoch_start = plan.epoch_start(plan.epoch_of(step))
+    sync = config.distributed.sync_every_steps or 1
+    for multiple in reversed(_multiples(epoch_start + 1, step + 1, evaluate_every)):
+        after_sync = -(-multiple // sync) * sync
+        if after_sync <= step:
+            return after_sync
+    return None
 
 
 def rounds_after(step: int, rounds: Sequence[Round]) -> list[Round]:

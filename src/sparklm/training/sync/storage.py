@@ -45,6 +45,7 @@ _SYNC = "sync.json"
 MOST_WITHOUT_SLICES = 4  # replicas: up to here all contributions are not much more than a slice of each and the mean
 _SMALLEST_SLICE = 2**18  # numbers: below this a task costs more than it saves
 _MOST_SLICES = 64
+_QUICK_SECONDS = 5.0  # for an evaluation, if it took as long as training on its windows; it takes a third
 
 
 class RoundOrder(BaseModel):
@@ -174,8 +175,7 @@ def round_task(order: str) -> str:
                 with replica.log.clock("save"):
                     shared = saving.result() if saving is not None else save_shared(replica, done.stop)
         files = save_replica(replica)
-        is_whole = done.ends_epoch and not replica.strategy.syncs
-        end = evaluate_replica(replica, heartbeat) if is_whole else None
+        end = evaluate_replica(replica, heartbeat) if _is_evaluated_here(replica, done, heartbeat) else None
         keep_replica(run, replica, files.attempt)
         answer = RoundAnswer(
             round=done,
@@ -186,6 +186,15 @@ def round_task(order: str) -> str:
             end=end,
         )
         return answer.model_dump_json()
+
+
+def _is_evaluated_here(replica: Replica, done: Round, heartbeat: Heartbeat) -> bool:
+    """Whether a replica alone evaluates its epoch at once: so quick that its round may wait for it before it counts."""
+    if replica.strategy.syncs or not done.ends_epoch or heartbeat.is_to_stop:
+        return False
+    windows_trained = (done.stop - done.start) * replica.plan.batch_size
+    seconds_a_window = replica.round_seconds / windows_trained
+    return replica.num_validation_windows * seconds_a_window < _QUICK_SECONDS
 
 
 def _save_contribution(replica: Replica) -> Contribution:
