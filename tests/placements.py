@@ -6,6 +6,7 @@ from sparklm.placement.in_process import InProcess
 from sparklm.placement.protocol import EpochWork, Placement
 from sparklm.progress.watcher import Watcher
 from sparklm.training.phases import StepProgress
+from sparklm.training.stopping import StopRequest
 from sparklm.training.sync.storage import train_by_storage
 from tests.conftest import RecordingWatcher
 
@@ -62,3 +63,16 @@ class StopsAfter(RecordingWatcher):
         super().step_done(progress)
         if progress.step == self.last:
             raise ConnectionError("the machine is gone")
+
+
+class AsksAt(RecordingWatcher):
+    """Asks for a stop at a step."""
+
+    def __init__(self, step: int, stop: StopRequest) -> None:
+        super().__init__()
+        self._step, self._stop = step, stop
+
+    def step_done(self, progress):
+        super().step_done(progress)
+        if progress.step == self._step:
+            self._stop.ask()

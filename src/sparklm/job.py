@@ -6,6 +6,7 @@ still missing.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -65,6 +66,8 @@ from sparklm.wording import amount, count, duration, size
 
 _SHARE_OF_STEPS = 0.9  # of a training's time; the rest is for evaluations, checkpoints and starting tasks
 _MADE_BY_TRAINING = (METRICS, STEPS, EVALUATIONS, SAMPLES, TASKS, CHECKPOINTS, PROGRESS, "tensorboard")
+# How copies of results begin, by which earlier ones are known, to be replaced; text may be anybody's.
+_BEGINNINGS = {MODEL: (b"PK\x03\x04",), METRICS: (b"Epoch,TimeStamp,",), STATS_TEXT: (b"run id: ", b"epoch,statistic,")}
 _OWN_DATASET = "dataset"  # in the run folder, where the run made it itself
 
 
@@ -181,6 +184,9 @@ def check(config: Config, folder: Folder, *, resume: bool = False) -> FoundRun |
     local, found = folder.local_path(), None
     if local is not None and local.exists() and not local.is_dir():
         raise UserError(f"--run {folder} is a file; a run needs a folder of its own")
+    origin = config.training.init_from
+    if origin is not None and not resume and Folder(origin).absolute() == folder.absolute():
+        raise UserError(f"--run {folder} is the run to begin from (--init-from); give the new one a folder of its own")
     if folder.exists(CONFIG):
         found = _find_run(folder, config, resume)
     else:
@@ -198,10 +204,22 @@ def check(config: Config, folder: Folder, *, resume: bool = False) -> FoundRun |
         else:
             _check_tokenizer(config, Dataset(Folder(prepared)))
     folder.check_writable()
-    for _, target, _ in _output_targets(config):
-        target.check_writable()
+    _check_outputs(config, folder)
     check_exporters(config.output)
     return found
+
+
+def _check_outputs(config: Config, folder: Folder) -> None:
+    """Refuse places that cannot be written, and files that are there and were not made by this run, or by sparklm."""
+    own = _output_targets(read_run(folder).config) if folder.exists(CONFIG) else []
+    for name, place, target in _output_targets(config):
+        place.check_writable()
+        if (name, place, target) in own or not place.exists(target):
+            continue
+        if not place.read_bytes(target, 0, 64).startswith(_BEGINNINGS.get(name, ())):
+            raise UserError(
+                f"{place.address(target)} is there already and is not overwritten; choose another place for {name}"
+            )
 
 
 def _find_run(folder: Folder, config: Config, resume: bool) -> FoundRun | None:
@@ -221,9 +239,20 @@ def _find_run(folder: Folder, config: Config, resume: bool) -> FoundRun | None:
     is_length = changes.keys() <= LENGTH_KEYS
     if is_length and resume:
         return FoundRun(*longer_run(run, config, str(folder)))
-    listing = "\n".join(f"  {key}: {there!r} there, {here!r} here" for key, (there, here) in changes.items())
-    remedy = "Add --resume to make that run longer, or choose another --run" if is_length else "Choose another --run"
+    lines = [f"  {key}: {_shown(there)} there, {_shown(here)} here" for key, (there, here) in changes.items()]
+    listing = "\n".join(lines)
+    if resume:
+        raise UserError(f"{folder} has begun, and these of its settings cannot change any more:\n{listing}")
+    remedy = "Choose another --run"
+    if is_length:
+        with contextlib.suppress(UserError):
+            longer_run(run, config, str(folder))
+            remedy += ", or add --resume to make that run longer"
     raise UserError(f"{folder} holds another run, with other settings:\n{listing}\n{remedy}")
+
+
+def _shown(value: object) -> str:
+    return "none" if value is None else str(value)
 
 
 def _make_longer(run: Run, step: int, watcher: Watcher) -> None:
@@ -234,7 +263,7 @@ def _make_longer(run: Run, step: int, watcher: Watcher) -> None:
     for name in (MODEL, SAMPLE_TEXT, STATS_JSON, STATS_TEXT, REPORT):
         folder.remove(name)
     if step < last:
-        watcher.note(f"steps {step} to {last} are done anew: there the rate was falling already")
+        watcher.note(f"steps {step + 1} to {last} are done anew: there the rate was falling already")
     make_longer(run, step)
 
 
@@ -405,9 +434,9 @@ def describe_work(run: Run, plan: WindowPlan, vocab_size: int) -> str:
     training, data = run.config.training, run.config.data
     is_here = run.config.spark.master == "none" or run.config.spark.master.startswith("local")
     device = choose_device(training.device).type if is_here else training.device
-    limits = ["training.max_steps"] if plan.total_steps == training.max_steps else []
-    limits += [f"at most {duration(60 * training.max_minutes)}"] if training.max_minutes is not None else []
-    limit = f" ({', '.join(limits)})" if limits else ""
+    limit = " (training.max_steps)" if plan.total_steps == training.max_steps else ""
+    if training.max_minutes is not None:
+        limit = f" (at most {duration(60 * training.max_minutes)})"
     return (
         f"{amount(count_parameters(run.config, vocab_size))} parameters on {device} ({count(run.threads, 'thread')}), "
         f"{plan.global_batch_size * data.window_size:,} tokens a step, {count(plan.total_steps, 'step')} in "

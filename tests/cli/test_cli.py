@@ -528,3 +528,37 @@ def test_a_command_in_this_process_leaves_it_as_it_was(place: Path) -> None:
     failing = ["--set", "training.learning_rate=1e38", "--log-format", "json"]
     assert run_command("train", "corpus.txt", *NONE, *TINY_FLAGS, *failing, cwd=place, EXTRA="1").returncode == 1
     assert state() == before
+
+
+def test_results_do_not_overwrite_what_is_not_theirs(place: Path) -> None:
+    for setting in ("model", "metrics", "statistics", "text"):
+        result = run_command(
+            "train", "corpus.txt", *NONE, *TINY_FLAGS, "--set", f"output.{setting}=corpus.txt", cwd=place
+        )
+        assert result.returncode == 2
+        assert "corpus.txt is there already and is not overwritten" in result.stderr
+    for name in ("first", "second"):  # what sparklm wrote is replaced
+        ok(
+            "train",
+            "corpus.txt",
+            "--master",
+            "none",
+            "--run",
+            name,
+            *TINY_FLAGS,
+            "--set",
+            "output.model=m.zip",
+            cwd=place,
+        )
+    refused = run_command("report", "first", "--out", "corpus.txt", cwd=place)
+    assert refused.returncode == 2
+    assert "corpus.txt is there already and is no report" in refused.stderr
+
+
+def test_a_run_is_no_text(place: Path) -> None:
+    ok("train", "corpus.txt", *NONE, *TINY_FLAGS, cwd=place)
+    result = run_command("train", "run", "--master", "none", "--run", "other", *TINY_FLAGS, cwd=place)
+    assert result.returncode == 2
+    assert "run is a run of sparklm's, not text" in result.stderr
+    same = run_command("train", "corpus.txt", "--init-from", "run", *NONE, cwd=place)
+    assert "is the run to begin from" in same.stderr

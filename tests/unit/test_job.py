@@ -155,5 +155,5 @@ def test_minutes_are_turned_into_steps_once_when_a_run_begins(
 
 
 def test_a_step_is_measured_by_doing_some(corpus_file: Path, tmp_path: Path) -> None:
-    run_job(tiny_config(corpus_file, "training.epochs=1"), tmp_path / "run")
+    run_job(tiny_config(corpus_file, "training.epochs=1", "output.log_every_steps=1"), tmp_path / "run")
     assert 0 < Replica(read_run(Folder(str(tmp_path / "run")))).measure_step() < 10

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from sparklm.cli.completion import complete_run
+from sparklm.errors import UserError
 
 
 def report(
@@ -42,5 +43,7 @@ def report(
         print(comparison_text(all_facts))
         address = out or REPORT
     place, name = split_address(address)
+    if out is not None and place.exists(name) and b"sparklm</title>" not in place.read_bytes(name, 0, 4096):
+        raise UserError(f"{out} is there already and is no report; choose another --out")
     place.write_text(name, page_of(all_facts))
     print(f"\n  {address}")

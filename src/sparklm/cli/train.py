@@ -162,8 +162,6 @@ def train(
     }
     resolution = resolve_settings(preset, config, assignments, flags, resumed_run=run if resume else None)
     folder = Folder(resolution.config.output.run or _new_run_name())
-    if text_out is not None:
-        _check_text_out(text_out, folder)
     stop = StopRequest()
     with show_progress(quiet) as watcher, stopping_on_signals(stop, lambda: watcher.note(_STOPPING)):
         for note in resolution.notes:
@@ -188,19 +186,6 @@ def _input_and_output(
     if len(corpus) == 2 and text_out is None and chosen_preset(preset, config) == IN_AND_OUT_PRESET:
         return corpus[:1], corpus[1]
     return corpus, text_out
-
-
-def _check_text_out(address: str, run: Folder) -> None:
-    """Refuse to overwrite a file, unless the run in the folder was already asked to write it."""
-    from sparklm.job import output_place
-    from sparklm.training.run import CONFIG, SAMPLE_TEXT, read_run
-
-    folder, name = output_place(address, SAMPLE_TEXT)
-    if not folder.exists(name) or (run.exists(CONFIG) and read_run(run).config.output.text == address):
-        return
-    raise UserError(
-        f"{folder.address(name)} is there already and is not overwritten; choose another place for the generated text"
-    )
 
 
 def _run_job(config: Config, folder: Folder, watcher: Tracker, stop: StopRequest, *, resume: bool) -> JobResult:
@@ -239,7 +224,8 @@ def _print_result(result: JobResult, folder: Folder, *, has_dropout: bool) -> No
     print(f"training loss {record.TrainingLoss:.4f} (mean of {epoch}'s steps{dropout})")
     print(f"{count(len(result.records), 'epoch')} in {seconds:.1f} s")
     print("\n".join(f"  {file}" for file in result.files))
-    words = [word for word in result.prompt.split() if any(map(str.isalnum, word))]
+    last_line = result.prompt.strip().rpartition("\n")[2]
+    words = [word for word in last_line.split() if any(map(str.isalnum, word))]
     prompt = shlex.quote(" ".join(words[:_SHOWN_WORDS]))
     print(f"try: {program_name()} generate {shlex.quote(str(folder))} {prompt}")
 
@@ -257,6 +243,8 @@ def _after_interrupt(run: Folder) -> str:
 
     if run.exists(CONFIG):
         step = latest_step(run)
-        saved = f"the checkpoint at step {step} is the newest" if step else "before the first checkpoint"
-        return f"interrupted; {saved}. Go on with: {program_name()} train --run {shlex.quote(str(run))} --resume"
+        command = f"{program_name()} train --run {shlex.quote(str(run))} --resume"
+        if step == 0:
+            return f"interrupted before the first checkpoint. Start again with: {command}"
+        return f"interrupted; the checkpoint at step {step} is the newest. Go on with: {command}"
     return "interrupted before training began; the same command starts again"

@@ -175,6 +175,9 @@ def _unused_settings(config: Config, provenance: Mapping[str, str]) -> list[str]
     reasons = _unused_sync_settings(config)
     if config.data.tokenizer not in ("bpe", "word"):
         reasons["data.vocab_size"] = f"the tokenizer {config.data.tokenizer} has as many ids as it needs"
+    if not config.data.wants_validation:
+        names = ("early_stopping_patience", "evaluate_every", "evaluation_tokens")
+        reasons |= dict.fromkeys([f"training.{name}" for name in names], "there is no validation text")
     if config.data.has_own_validation:
         reasons["data.split"] = "validation is a text of its own"
     if config.predicts_embedding:

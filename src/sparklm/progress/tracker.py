@@ -33,6 +33,8 @@ class Tracker(Watcher):
         self._round_stops: Sequence[int] = ()
         self._began, self._first_step, self._epoch_began, self._next_step = 0.0, 0, 0.0, 0.0
         self._has_estimated = False
+        self._first_look: tuple[float, float] | None = None  # when, and the steps done by then
+        self._round_starts: Sequence[int] = ()
         self._worked: deque[tuple[float, int]] = deque()  # seconds of work and tokens of this epoch, for the rate
 
     def __enter__(self) -> Tracker:
@@ -80,6 +82,7 @@ class Tracker(Watcher):
     def training_starts(self, step: int, plan: WindowPlan) -> None:
         """Show how much there is to do."""
         self._began, self._first_step, self._has_estimated = self._clock(), step, False
+        self._first_look = None
         self._update(training=Training(epochs=plan.num_epochs, step=step, total_steps=plan.total_steps), tasks=None)
         if step >= plan.total_steps:
             self.note("this run is complete: there is nothing left to train")
@@ -88,6 +91,7 @@ class Tracker(Watcher):
 
     def epoch_starts(self, epoch: int, rounds: Sequence[Round], seconds_before: float) -> None:
         """Measure from now on what the epoch's steps take."""
+        self._round_starts = [round_.start for round_ in rounds]
         self._round_stops, self._epoch_began = [round_.stop for round_ in rounds], self._clock() - seconds_before
         self._worked.clear()
         self._update(is_training=True)
@@ -101,7 +105,7 @@ class Tracker(Watcher):
         self._next_step = now + _STEP_SECONDS
         in_epoch, phases = now - self._epoch_began, progress.phases
         exchange = sum(phases.get(phase, 0.0) for phase in ("exchange", "reduce", "broadcast"))
-        done, left = progress.step - self._first_step, training.total_steps - progress.step
+        seconds_left = self._estimate(progress, now)
         self._update_training(
             step=progress.step,
             is_validating=bool(self._round_stops) and progress.step >= self._round_stops[-1],
@@ -111,11 +115,12 @@ class Tracker(Watcher):
             data_share=_share(phases.get("data", 0.0), in_epoch),
             exchange_share=_share(exchange, in_epoch),
             overhead_share=_share(in_epoch - sum(phases.values()), in_epoch),
-            seconds_left=(now - self._began) / done * left if done > 0 else None,
+            seconds_left=seconds_left,
         )
-        if not self._has_estimated and done >= _STEPS_OF_ESTIMATE and now - self._began >= _SECONDS_OF_ESTIMATE:
+        is_known = seconds_left is not None and now - self._began >= _SECONDS_OF_ESTIMATE
+        if is_known and not self._has_estimated and progress.step - self._first_step >= _STEPS_OF_ESTIMATE:
             self._has_estimated = True
-            self.note(f"about {duration((now - self._began) / done * left)} to go, by the first {count(done, 'step')}")
+            self.note(f"about {duration(seconds_left)} to go, by the first steps")
 
     def validation_starts(self) -> None:
         """Show it in the place of the steps."""
@@ -124,12 +129,13 @@ class Tracker(Watcher):
     def evaluation_done(self, record: EvaluationRecord, sample: Sample | None) -> None:
         """Show its figures; those of an epoch's end come with the epoch."""
         training = self.status.training
-        if training is None or training.is_validating:
+        if training is None or record.step in self._round_stops[-1:]:
             return
         self._update_training(validation_loss=record.loss)
         perplexity = "" if record.perplexity is None else f", perplexity {record.perplexity:.1f}"
         figures = {"step": record.step, "validation_loss": record.loss}
-        self._report("evaluation", f"step {record.step}: validation loss {record.loss:.3f}{perplexity}", figures)
+        text = f"step {record.step}: validation loss {record.loss:.3f} on a part{perplexity}"
+        self._report("evaluation", text, figures)
 
     def epoch_done(self, record: EpochRecord, steps: Sequence[StepRecord], sample: Sample | None) -> None:
         """Show its figures."""
@@ -153,6 +159,20 @@ class Tracker(Watcher):
         }
         known = {name: value for name, value in figures.items() if value is not None}
         self._report("epoch", _describe_epoch(record), known)
+
+    def _estimate(self, progress: StepProgress, now: float) -> float | None:
+        """Seconds left, by the steps since the first look: before it, much was done only once.
+
+        Where replicas take turns, the first one's steps of a round are a part of the round.
+        """
+        training = self.status.training
+        assert training is not None, "steps are done while training is under way"
+        round_start = max([stop for stop in self._round_starts if stop < progress.step], default=0)
+        done = round_start + (progress.step - round_start) / progress.in_turn_with
+        if self._first_look is None:
+            self._first_look = now, done
+        since, before = self._first_look
+        return (now - since) / (done - before) * (training.total_steps - done) if done > before else None
 
     def _rate(self, progress: StepProgress) -> float | None:
         """The tokens of a second of work lately; replicas that take turns or wait for a slot are not at work."""
@@ -184,10 +204,10 @@ def _describe_epoch(record: EpochRecord) -> str:
     validation = failures = ""
     if record.ValidationLoss is not None:
         perplexity = "" if record.Perplexity is None else f", perplexity {record.Perplexity:.1f}"
-        validation = (
-            f", validation loss {record.ValidationLoss:.3f}{perplexity}, "
-            f"accuracy {100 * (record.ValidationAccuracy or 0):.1f} %"
-        )
+        # Of predicted embeddings, what counts as right is a matter of a threshold; the nearest token is not.
+        accuracy = record.ValidationTop1Accuracy if record.Perplexity is None else record.ValidationAccuracy
+        right = f"accuracy {100 * (accuracy or 0):.1f} %"
+        validation = f", validation loss {record.ValidationLoss:.3f}{perplexity}, {right}"
     if record.failedTaskCount or record.Retries:
         failures = f", {count(record.failedTaskCount or 0, 'failed task')}, {record.Retries or 0} retries"
     return (

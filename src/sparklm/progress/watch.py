@@ -29,7 +29,7 @@ def watch(run: Folder, view: View, *, interval_seconds: float, once: bool = Fals
                 view.show_message(message)
             shown = status.num_messages
             view.show(status)
-            if once:
+            if once and status.outcome is None:
                 view.show_message(Message(kind="note", text=describe(status) or status.stage, time=time.time()))
             if status.outcome is not None:
                 return status.outcome

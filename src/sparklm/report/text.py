@@ -6,7 +6,7 @@ from sparklm.report.statistics import STATS_TEXT, summary_table
 from sparklm.storage import Folder
 from sparklm.training.checkpoint.commit import latest_step
 from sparklm.training.metrics import read_metrics
-from sparklm.training.run import SAMPLE_TEXT, planned_epochs, read_run
+from sparklm.training.run import MODEL, SAMPLE_TEXT, planned_epochs, read_run
 
 
 def report_text(run: Folder) -> str:
@@ -15,7 +15,8 @@ def report_text(run: Folder) -> str:
     records = read_metrics(run)
     lines = [
         f"Run {run}",
-        f"  at step {latest_step(run)}, {len(records)} of {planned_epochs(record)} epochs done",
+        f"  {'finished' if run.exists(MODEL) else 'not finished'}, at step {latest_step(run)}: {len(records)} of "
+        f"{planned_epochs(record)} epochs",
         "",
         *summary_table(records),
     ]

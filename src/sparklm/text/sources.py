@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
@@ -153,6 +154,11 @@ def _list_sample() -> Iterator[Source]:
 
 def _list_local(path: str, file_format: str) -> Iterator[Source]:
     if os.path.isdir(path):
+        if os.path.exists(os.path.join(path, "config.json")) and _is_own_output(os.path.join(path, "")[:-1]):
+            raise UserError(
+                f"{path} is a run of sparklm's, not text; --run {shlex.quote(path)} --resume goes on with it, "
+                f"--init-from {shlex.quote(path)} begins from its model"
+            )
         for folder, subfolders, names in os.walk(path, onerror=_refuse):
             subfolders[:] = sorted(name for name in subfolders if not _is_own_output(os.path.join(folder, name)))
             for name in sorted(names):
@@ -172,7 +178,10 @@ def _list_local(path: str, file_format: str) -> Iterator[Source]:
 
 def _is_own_output(folder: str) -> bool:
     """Whether a folder inside a corpus is hidden, or a run or dataset of sparklm's: no text to learn from."""
-    kinds = (("config.json", "checkpoints"), ("config.json", "model.zip"), ("manifest.json", "shards"))
+    kinds = (
+        *(("config.json", name) for name in ("checkpoints", "model.zip", "status.json", "dataset")),
+        ("manifest.json", "shards"),
+    )
     return os.path.basename(folder).startswith(".") or any(
         all(os.path.exists(os.path.join(folder, name)) for name in kind) for kind in kinds
     )

@@ -21,6 +21,7 @@ _EVALUATIONS_OF_A_RUN = 20
 _FEWEST_STEPS_BETWEEN = 30  # a sample takes about a third of a small model's step
 _PART_OF_TRAINED_TOKENS = 1000  # with 20 evaluations at a third of the price of training: 0.7 % of the time
 _FEWEST_WINDOWS = 4
+_TIMES_WHERE_IT_DECIDES = 8  # the part is larger where it chooses the model
 _FEWEST_SINGLE_TARGETS = 64  # windows of networks that predict one token of each
 
 OnEvaluation = Callable[[EvaluationRecord, Sample | None], None]
@@ -57,9 +58,10 @@ class EvaluationPlan(BaseModel):
             every = max(_FEWEST_STEPS_BETWEEN, -(-plan.total_steps // _EVALUATIONS_OF_A_RUN))
         if training.evaluation_tokens is not None:
             return cls(every_steps=every, windows=-(-training.evaluation_tokens // window_size))
-        trained_windows = plan.total_steps * plan.global_batch_size
         fewest = _FEWEST_WINDOWS if config.predicts_every_position else _FEWEST_SINGLE_TARGETS
-        return cls(every_steps=every, windows=max(fewest, trained_windows // _PART_OF_TRAINED_TOKENS))
+        windows = max(fewest, plan.total_steps * plan.global_batch_size // _PART_OF_TRAINED_TOKENS)
+        decides = training.early_stopping_patience is not None
+        return cls(every_steps=every, windows=_TIMES_WHERE_IT_DECIDES * windows if decides else windows)
 
 
 def choose_windows(num_windows: int, num_chosen: int) -> Int64Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from sparklm.config import Config
+from sparklm.config import Config, SparkConfig
 from sparklm.errors import UserError
 from sparklm.training.checkpoint.commit import committed_steps, remove_later
 from sparklm.training.run import Run, make_plan, write_run
@@ -48,6 +48,9 @@ def longer_run(run: Run, config: Config, name: str) -> tuple[Run, int]:
         data = run.config.data
         text = ["--table", data.table] if data.table else data.places
         command = ["sparklm", "train", *text, "--init-from", name, "--run", f"{name}-longer"]
+        command += ["--epochs", str(max(1, config.training.epochs - run.config.training.epochs))]
+        if config.spark.master != SparkConfig().master:
+            command += ["--master", config.spark.master]
         raise UserError(
             f"{name} cannot be made longer: its learning rate (training.schedule={config.training.schedule}) has "
             f"been falling since step {same} so as to end at step {before.total_steps}. Begin a new run from its "

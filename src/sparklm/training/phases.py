@@ -75,9 +75,10 @@ class StepProgress:
     tokens: int  # of this epoch so far
     phases: dict[Phase, float]  # of this epoch so far
     evaluations: tuple[PartEvaluation, ...] = ()  # the newest of this epoch
+    in_turn_with: int = 1  # replicas that do their rounds one after another, this one first
 
     def of_all(self, replicas: int, *, in_turn: bool) -> StepProgress:
         """Take this for what all replicas do: at the same time, or in turn."""
         times = replicas if in_turn else 1
         phases = {phase: times * seconds for phase, seconds in self.phases.items()}
-        return replace(self, tokens=replicas * self.tokens, phases=phases)
+        return replace(self, tokens=replicas * self.tokens, phases=phases, in_turn_with=times)

@@ -17,6 +17,7 @@ from sparklm.storage import Folder, read_record
 from sparklm.text.shards import Dataset, Manifest, open_dataset
 from sparklm.text.windows import WindowPlan
 from sparklm.training.evaluations import EvaluationPlan
+from sparklm.wording import listed
 
 RUN_FORMAT = "sparklm run 1"
 CONFIG, MODEL, SAMPLE_TEXT, REPORT = "config.json", "model.zip", "sample.txt", "report.html"
@@ -87,6 +88,8 @@ class Run(RunRecord):
         if config.distributed.replicas == 0:
             config = config.with_replicas(own.distributed.replicas)
         is_timed = config.training.max_minutes is not None and config.training.max_minutes == own.training.max_minutes
+        if config.training.warmup_steps is None:  # as a run that was made longer has it
+            config = config.with_training(warmup_steps=own.training.warmup_steps)
         if is_timed and config.training.max_steps is None:
             config = config.with_training(max_steps=own.training.max_steps)
         return config
@@ -150,7 +153,7 @@ def read_run(folder: Folder) -> Run:
             raise UserError(f"{folder}: no such run") from error
         runs = [name for name in folder.names() if (folder / name).exists(CONFIG)]
         remedy = (
-            f"runs in it: {', '.join(runs[-5:])}"
+            f"runs in it: {listed(runs)}"
             if runs
             else "if it was interrupted before training began, give the whole train command again"
         )

@@ -10,7 +10,7 @@ from sparklm.storage import Folder
 
 def test_the_report_shows_epochs_statistics_and_sample(finished_run: Path) -> None:
     text = report_text(Folder(str(finished_run)))
-    assert "2 of 2 epochs done" in text
+    assert "finished, at step 37: 2 of 2 epochs" in text
     assert "placed in: this process" in text
     assert "shuffle bytes read: not measured" in text
     assert (finished_run / "sample.txt").read_text().strip() in text

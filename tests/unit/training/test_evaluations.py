@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,11 @@ from sparklm.training.evaluations import EvaluationListener, EvaluationPlan, Par
 from sparklm.training.metrics import read_metrics
 from sparklm.training.records import EVALUATIONS, SAMPLES, EvaluationRecord, Sample, read_lines
 from sparklm.training.run import read_run
+from sparklm.training.stopping import StopRequest
 from sparklm.training.sync.finish import resume_replica
 from sparklm.training.sync.rounds import plan_rounds
 from tests.conftest import SENTENCES, STRATEGIES, RecordingWatcher, run_job, tiny_config
-from tests.placements import ByStorage, DiesAfter
+from tests.placements import AsksAt, ByStorage, DiesAfter
 
 
 def evaluations(run: Path) -> list[EvaluationRecord]:
@@ -182,3 +184,29 @@ def test_without_validation_text_there_is_a_sample_and_no_evaluation(corpus_file
     run_job(tiny_config(corpus_file, "data.validation_fraction=0", "training.evaluate_every=3"), tmp_path / "run")
     assert evaluations(tmp_path / "run") == []
     assert [sample.epoch for sample in read_lines(Folder(str(tmp_path / "run")), SAMPLES, Sample)] == [1, 2]
+
+
+@pytest.mark.parametrize("every", [1, 7, 500])
+def test_early_stopping_does_not_depend_on_where_checkpoints_are(every: int, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(SENTENCES * 60 + "3141592653589793" * 40)
+    settings = ("training.epochs=20", "training.early_stopping_patience=2", "training.learning_rate=1e-2")
+    more = ("training.evaluate_every=6", f"training.checkpoint_every_steps={every}")
+    config, stop = tiny_config(tmp_path / "a.txt", *settings, *more), StopRequest()
+    run_job(config, tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        run_job(config, tmp_path / "stopped", watcher=AsksAt(10, stop), stop=stop)
+    forget_replicas()
+    run_job(config, tmp_path / "stopped")
+    reference = tiny_config(tmp_path / "a.txt", *settings, "training.evaluate_every=6")
+    run_job(reference, tmp_path / "reference")
+    for name in ("run", "stopped"):
+        assert latest_step(Folder(str(tmp_path / name))) == latest_step(Folder(str(tmp_path / "reference")))
+        assert (tmp_path / name / "model.zip").read_bytes() == (tmp_path / "reference" / "model.zip").read_bytes()
+
+
+def test_evaluations_keep_away_from_the_ends_of_epochs() -> None:
+    plan = WindowPlan(num_windows=26, batch_size=1, num_replicas=1, epochs=4, seed=0)
+    for every in (10, 20, 52):
+        rounds = plan_rounds(plan, tiny_config(None), evaluate_every=every)
+        steps = sorted([each for round_ in rounds for each in round_.evaluations] + [26, 52, 78, 104])
+        assert min(later - earlier for earlier, later in pairwise(steps)) >= min(every / 2, 26)

@@ -59,7 +59,7 @@ def test_a_run_whose_rate_has_fallen_is_not_made_longer(corpus_file: Path, tmp_p
     with pytest.raises(UserError, match=r"cannot be made longer: .*cosine.*--init-from") as caught:
         run_job(tiny_config(corpus_file, "training.epochs=4"), run, resume=True)
     assert str(run) in str(caught.value)
-    with pytest.raises(UserError, match="Add --resume to make that run longer"):
+    with pytest.raises(UserError, match=r"Choose another --run$"):
         run_job(tiny_config(corpus_file, "training.epochs=4"), run)
     assert (run / "model.zip").exists()
 
@@ -107,3 +107,24 @@ def test_a_complete_run_is_left_as_it_is(corpus_file: Path, tmp_path: Path) -> N
     before = {name: (run / name).stat().st_mtime_ns for name in ("model.zip", "stats.json", "report.html")}
     run_job(tiny_config(corpus_file), run, DiesAfter(0), report=True)
     assert {name: (run / name).stat().st_mtime_ns for name in before} == before
+
+
+def test_a_run_that_could_be_longer_is_offered_to_be(corpus_file: Path, tmp_path: Path) -> None:
+    run_job(tiny_config(corpus_file, "training.schedule=constant"), tmp_path / "run")
+    longer = tiny_config(corpus_file, "training.schedule=constant", "training.epochs=4")
+    with pytest.raises(UserError, match="or add --resume to make that run longer"):
+        run_job(longer, tmp_path / "run")
+    other = tiny_config(corpus_file, "training.schedule=constant", "training.seed=2")
+    with pytest.raises(UserError, match=r"these of its settings cannot change any more:\n  training\.seed: 1337 there"):
+        run_job(other, tmp_path / "run", resume=True)
+
+
+def test_a_run_in_memory_goes_on_as_the_longer_one(corpus_file: Path, tmp_path: Path) -> None:
+    """Without `forget_replicas`: the plan of a replica that is still there is the longer run's, too."""
+    settings = ("training.schedule=stable", "training.warmup_steps=2", "distributed.replicas=2")
+    run_job(tiny_config(corpus_file, *settings), tmp_path / "run")
+    longer = tiny_config(corpus_file, *settings, "training.epochs=3")
+    run_job(longer, tmp_path / "run", resume=True)
+    forget_replicas()
+    run_job(longer, tmp_path / "whole")
+    assert (tmp_path / "run" / "model.zip").read_bytes() == (tmp_path / "whole" / "model.zip").read_bytes()

@@ -102,7 +102,7 @@ def nothing(run: Path) -> None:
 def test_a_run_killed_at_any_write(strategy: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(SENTENCES * 10)
     config = tiny_config(tmp_path / "a.txt", *STRATEGIES.get(strategy, ()), *SHORT, "training.epochs=2")
-    check_every_kill(nothing, lambda run: _run(config, run), tmp_path, every=2)
+    check_every_kill(nothing, lambda run: _run(config, run), tmp_path, every=4)
 
 
 def test_a_run_that_stops_early_killed_at_any_write(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_run_that_stops_early_killed_at_any_write(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(SENTENCES * 12 + "3141592653589793" * 12)
     more = ("training.epochs=20", "training.early_stopping_patience=2", "training.learning_rate=3e-2")
     config = tiny_config(tmp_path / "a.txt", *SHORT, *more, "training.keep_checkpoints=1")
-    check_every_kill(nothing, lambda run: _run(config, run), tmp_path, every=3)
+    check_every_kill(nothing, lambda run: _run(config, run), tmp_path, every=20)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "stable"])
@@ -119,7 +119,7 @@ def test_a_run_killed_while_it_is_made_longer(schedule: str, tmp_path: Path) -> 
     settings = (*SHORT, f"training.schedule={schedule}", "training.warmup_steps=2", "training.decay_fraction=0.5")
     short = tiny_config(tmp_path / "a.txt", *settings, "training.max_steps=8")
     longer = tiny_config(tmp_path / "a.txt", *settings, "training.max_steps=14")
-    check_every_kill(lambda run: _run(short, run), lambda run: _run(longer, run, resume=True), tmp_path, every=2)
+    check_every_kill(lambda run: _run(short, run), lambda run: _run(longer, run, resume=True), tmp_path, every=4)
 
 
 def test_a_run_that_begins_anew_killed_at_any_write(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_run_that_begins_anew_killed_at_any_write(tmp_path: Path) -> None:
         with pytest.raises(ConnectionError):
             run_job(other, run, DiesAfter(0))
 
-    check_every_kill(begin, lambda run: _run(config, run), tmp_path, every=2)
+    check_every_kill(begin, lambda run: _run(config, run), tmp_path, every=4)
 
 
 def _run(config: Config, run: Path, *, resume: bool = False) -> None:

@@ -308,7 +308,7 @@ def test_the_command_begins_from_a_run_and_resumes_without_it(
     assert record["begun_from"]["with_optimizer"] is True
     again = run_command("train", str(new_text), *options, cwd=tmp_path)
     assert again.returncode == 2
-    assert "training.init_from: 'old' there, None here" in again.stderr
+    assert "training.init_from: old there, none here" in again.stderr
     shutil.rmtree(tmp_path / "old")
     resumed = run_command("train", "--resume", *options[-4:], cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr

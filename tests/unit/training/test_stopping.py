@@ -14,20 +14,7 @@ from sparklm.training.heartbeat import Heartbeat, ask_to_stop
 from sparklm.training.stopping import CheckpointTimer, StopRequest
 from sparklm.training.sync.storage import train_by_storage
 from tests.conftest import STRATEGIES, RecordingWatcher, run_job, tiny_config
-from tests.placements import ByStorage
-
-
-class AsksAt(RecordingWatcher):
-    """Asks for a stop at a step."""
-
-    def __init__(self, step: int, stop: StopRequest) -> None:
-        super().__init__()
-        self._step, self._stop = step, stop
-
-    def step_done(self, progress):
-        super().step_done(progress)
-        if progress.step == self._step:
-            self._stop.ask()
+from tests.placements import AsksAt, ByStorage
 
 
 @pytest.mark.parametrize("strategy", ["single", *STRATEGIES])

@@ -63,7 +63,9 @@ def plan_rounds(plan: WindowPlan, config: Config, first_step: int = 0, evaluate_
             due = min(due, branch)
         stop = due if sync is None else min(epoch_end, _next_multiple(step, sync))
         if sync is None:
-            evaluations = [each for each in _multiples(step, stop, evaluate_every) if each > epoch_start]
+            evaluations = [
+                each for each in _multiples(step, stop, evaluate_every) if _is_apart(each, plan, epoch, evaluate_every)
+            ]
         else:
             evaluations = [step] if newest_evaluation(plan, config, step, evaluate_every) == step else []
         yield Round(
@@ -82,16 +84,22 @@ def newest_evaluation(plan: WindowPlan, config: Config, step: int, evaluate_ever
     """The last step of its epoch up to this one at which the model is evaluated: of several replicas, after a sync.
 
     >>> plan = WindowPlan(num_windows=100, batch_size=1, num_replicas=1, epochs=2, seed=0)
-    >>> [newest_evaluation(plan, Config(), step, 30) for step in (29, 30, 99, 129)]
-    [None, 30, 90, 120]
+    >>> [newest_evaluation(plan, Config(), step, 30) for step in (29, 30, 99, 129)]  # 90 is too near to 100
+    [None, 30, 60, 120]
     """
-    epoch_start = plan.epoch_start(plan.epoch_of(step))
+    epoch = plan.epoch_of(step)
+    epoch_start = plan.epoch_start(epoch)
     sync = config.distributed.sync_every_steps or 1
     for multiple in reversed(_multiples(epoch_start + 1, step + 1, evaluate_every)):
         after_sync = -(-multiple // sync) * sync
-        if after_sync <= step:
+        if after_sync <= step and _is_apart(after_sync, plan, epoch, evaluate_every):
             return after_sync
     return None
+
+
+def _is_apart(step: int, plan: WindowPlan, epoch: int, evaluate_every: int) -> bool:
+    """Whether a step is half an interval or more from both ends of its epoch, where the model is evaluated anyway."""
+    return plan.epoch_start(epoch) + evaluate_every / 2 <= step <= plan.epoch_end(epoch) - evaluate_every / 2
 
 
 def rounds_after(step: int, rounds: Sequence[Round]) -> list[Round]:
