@@ -258,8 +258,9 @@ def _shown(value: object) -> str:
 def _make_longer(run: Run, step: int, watcher: Watcher) -> None:
     """Make the run longer from a step on; the model that it had is kept beside."""
     folder, last = run.folder, latest_step(run.folder)
-    if folder.exists(MODEL):
-        folder.write_bytes(f"model-step-{last}.zip", folder.read_bytes(MODEL))
+    if folder.exists(MODEL) and folder.exists(STATS_JSON):
+        model_step = folder.read_json(STATS_JSON).get("the model's step", last)
+        folder.write_bytes(f"model-step-{model_step}.zip", folder.read_bytes(MODEL))
     for name in (MODEL, SAMPLE_TEXT, STATS_JSON, STATS_TEXT, REPORT):
         folder.remove(name)
     if step < last:
