@@ -199,7 +199,7 @@ def test_the_whole_journey_without_java(place: Path) -> None:
     figures = json.loads(ok("evaluate", "run", "corpus.txt", "--json", cwd=place))
     assert set(figures) == {"loss", "perplexity", "bits_per_byte", "accuracy", "top1_accuracy", "tokens", "text_bytes"}
     assert "perplexity" in ok("evaluate", "run", "corpus.txt", cwd=place)
-    assert "2 of 2 epochs done" in ok("report", "run", "--out", "elsewhere.html", cwd=place)
+    assert "finished, at step 37: 2 of 2 epochs" in ok("report", "run", "--out", "elsewhere.html", cwd=place)
     (place / "run" / "report.html").unlink()
     assert ok("report", "run", cwd=place).splitlines()[-1].strip() == "run/report.html"
     assert (place / "run" / "report.html").read_bytes() == (place / "elsewhere.html").read_bytes()
@@ -211,7 +211,7 @@ def test_the_whole_journey_without_java(place: Path) -> None:
 
 @pytest.mark.process
 def test_a_run_is_followed_from_another_shell(place: Path) -> None:
-    assert "is not a run, or has only just begun" in run_command("watch", "run", cwd=place).stderr
+    assert "run: no such folder" in run_command("watch", "run", cwd=place).stderr
     command = [sys.executable, "-m", "sparklm", "train", "corpus.txt", "--master", "none", "--run", "run", *TINY_FLAGS]
     training = subprocess.Popen([*command, "--quiet"], cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
