@@ -68,6 +68,7 @@ _SHARE_OF_STEPS = 0.9  # of a training's time; the rest is for evaluations, chec
 _MADE_BY_TRAINING = (METRICS, STEPS, EVALUATIONS, SAMPLES, TASKS, CHECKPOINTS, PROGRESS, "tensorboard")
 # How copies of results begin, by which earlier ones are known, to be replaced; text may be anybody's.
 _BEGINNINGS = {MODEL: (b"PK\x03\x04",), METRICS: (b"Epoch,TimeStamp,",), STATS_TEXT: (b"run id: ", b"epoch,statistic,")}
+TEXTS = "texts.jsonl"  # texts that were given as such
 _OWN_DATASET = "dataset"  # in the run folder, where the run made it itself
 
 
@@ -190,7 +191,7 @@ def check(config: Config, folder: Folder, *, resume: bool = False) -> FoundRun |
     if folder.exists(CONFIG):
         found = _find_run(folder, config, resume)
     else:
-        others = set(folder.names()) - {_OWN_DATASET, EMBEDDINGS, INIT, WORD2VEC_ROUNDS, STATUS}
+        others = set(folder.names()) - {TEXTS, _OWN_DATASET, EMBEDDINGS, INIT, WORD2VEC_ROUNDS, STATUS}
         if others:
             raise UserError(f"{folder} is not empty and holds no run ({min(others)} is there); choose another --run")
         prepared = dataset_address(config.data)
@@ -285,7 +286,7 @@ def _reopen(run: Run, placement: Placement, resume: bool) -> Dataset:
 def _begin(config: Config, folder: Folder, placement: Placement) -> tuple[Run, Dataset, WindowPlan]:
     """Find or make the dataset and fix the settings; a new run folder is removed again when the text is no good."""
     prepared, address, watcher = dataset_address(config.data), config.training.init_from, placement.watcher
-    is_new = not set(folder.names()) - {STATUS}
+    is_new = not set(folder.names()) - {STATUS, TEXTS}
     if folder.exists(CONFIG):
         watcher.note("this run had no checkpoint yet: it begins anew, with these settings")
         for name in (*_MADE_BY_TRAINING, CONFIG):  # CONFIG last: until then, this is a run that begins anew

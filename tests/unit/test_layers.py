@@ -26,6 +26,8 @@ LAYERS = (
     ("spark",),
     ("placement.start",),
     ("job",),
+    ("signals",),
+    ("api",),
     ("cli",),
     ("__main__",),
 )

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,21 +32,14 @@ from sparklm.cli.options import (
     source_flags,
 )
 from sparklm.cli.positionals import explain_positionals
-from sparklm.cli.signals import exit_code, stopping_on_signals
 from sparklm.errors import UserError
 from sparklm.wording import count
 
 if TYPE_CHECKING:
-    from sparklm.config import Config
     from sparklm.job import JobResult
-    from sparklm.placement.protocol import Placement
-    from sparklm.progress.tracker import Tracker
-    from sparklm.progress.watcher import Watcher
     from sparklm.storage import Folder
-    from sparklm.training.stopping import StopRequest
 
 _SHOWN_WORDS = 8  # of the prompt
-_STOPPING = "stopping: a checkpoint is saved after what is under way; once more leaves at once"
 
 
 def train(
@@ -139,6 +128,8 @@ def train(
     log_format: LogFormat = None,
 ) -> None:
     """Train a model, from raw text to text of its own."""
+    from sparklm.api import new_run_name, run_job
+    from sparklm.signals import exit_code
     from sparklm.storage import Folder
     from sparklm.training.stopping import StopRequest
 
@@ -161,14 +152,14 @@ def train(
         "spark.event_log": event_log,
     }
     resolution = resolve_settings(preset, config, assignments, flags, resumed_run=run if resume else None)
-    folder = Folder(resolution.config.output.run or _new_run_name())
+    folder = Folder(resolution.config.output.run or new_run_name())
     stop = StopRequest()
-    with show_progress(quiet) as watcher, stopping_on_signals(stop, lambda: watcher.note(_STOPPING)):
+    with show_progress(quiet) as watcher:
         for note in resolution.notes:
             watcher.note(f"note: {note}")
         check_placement(resolution.config)
         try:
-            result = _run_job(resolution.config, folder, watcher, stop, resume=resume)
+            result = run_job(resolution.config, folder, watcher, stop, resume=resume, leaves_at_once=True)
         except KeyboardInterrupt:
             watcher.end("interrupted")
             watcher.note(_after_interrupt(folder))
@@ -186,26 +177,6 @@ def _input_and_output(
     if len(corpus) == 2 and text_out is None and chosen_preset(preset, config) == IN_AND_OUT_PRESET:
         return corpus[:1], corpus[1]
     return corpus, text_out
-
-
-def _run_job(config: Config, folder: Folder, watcher: Tracker, stop: StopRequest, *, resume: bool) -> JobResult:
-    """Run the job where the settings place it."""
-    from sparklm import job
-    from sparklm.placement.start import started
-    from sparklm.progress.status import StatusFile
-
-    @contextmanager
-    def start(_: Watcher) -> Iterator[Placement]:
-        watcher.add(StatusFile(folder))
-        if config.spark.master != "none":
-            watcher.stage(f"Starting Spark {config.spark.master}")
-        with started(config.spark, watcher) as placement:
-            # Once more: Spark has put a handler of its own in the place of the first.
-            with stopping_on_signals(stop, lambda: watcher.note(_STOPPING)):
-                yield placement
-            watcher.end("finished")  # before Spark has stopped, which takes a while
-
-    return job.train(config, folder, start, watcher, resume=resume, stop=stop)
 
 
 def _print_result(result: JobResult, folder: Folder, *, has_dropout: bool) -> None:
@@ -228,12 +199,6 @@ def _print_result(result: JobResult, folder: Folder, *, has_dropout: bool) -> No
     words = [word for word in last_line.split() if any(map(str.isalnum, word))]
     prompt = shlex.quote(" ".join(words[:_SHOWN_WORDS]))
     print(f"try: {program_name()} generate {shlex.quote(str(folder))} {prompt}")
-
-
-def _new_run_name() -> str:
-    """The time, and a number where two runs begin in the same second."""
-    base = f"runs/{datetime.now():%Y%m%d-%H%M%S}"
-    return next(name for name in (base, *(f"{base}-{number}" for number in range(2, 100))) if not os.path.exists(name))
 
 
 def _after_interrupt(run: Folder) -> str:

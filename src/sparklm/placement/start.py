@@ -4,26 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
 
 from sparklm.config import SparkConfig
 from sparklm.placement.protocol import Placement
 from sparklm.progress.watcher import Watcher
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 Start = Callable[[Watcher], AbstractContextManager[Placement]]  # starts a placement, and stops it at the end
 
 
 @contextmanager
-def started(spark: SparkConfig, watcher: Watcher | None = None) -> Iterator[Placement]:
-    """A place where work runs, for as long as the block lasts: this process, or Spark."""
+def started(
+    spark: SparkConfig, watcher: Watcher | None = None, session: SparkSession | None = None
+) -> Iterator[Placement]:
+    """A place where work runs, for as long as the block lasts: this process, Spark, or a session that is there."""
     placement: Placement
-    if spark.master == "none":
+    if spark.master == "none" and session is None:
         from sparklm.placement.in_process import InProcess
 
         placement = InProcess(watcher)
     else:
         from sparklm.spark.placement import OnSpark
 
-        placement = OnSpark(spark, watcher)
+        placement = OnSpark(spark, watcher, session)
     try:
         yield placement
     finally:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparklm.config import CleaningConfig, DataConfig, SparkConfig
 from sparklm.errors import JobError, TrainingDivergedError
@@ -35,6 +35,9 @@ from sparklm.training.sync.rounds import Round, rounds_after
 from sparklm.training.sync.storage import train_by_storage
 from sparklm.training.tasks import EpochEnd, evaluate_orders, evaluate_task, join_answers, read_answers
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 _logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 _TASKS_PER_SLOT = 4  # enough for the slots to end at about the same time
@@ -45,10 +48,12 @@ class OnSpark:
 
     takes_turns = False
 
-    def __init__(self, spark: SparkConfig, watcher: Watcher | None = None) -> None:
+    def __init__(self, spark: SparkConfig, watcher: Watcher | None = None, session: SparkSession | None = None) -> None:
+        """Start a session, or use one that is there, and never stop that."""
         self.watcher = watcher or Watcher()
         self.description = f"Spark {spark.master}"
-        self.session = start_session(spark)
+        self._is_own = session is None
+        self.session = start_session(spark) if session is None else session
         self._exchange = Exchange(kind="storage", reason="nothing was chosen yet")
         self._facts: ClusterFacts | None = None
         self._process_bytes: int | None = None  # of a worker before any model
@@ -149,8 +154,12 @@ class OnSpark:
         return read_session_facts(self._context)
 
     def stop(self) -> None:
-        """End the session."""
-        self.session.stop()
+        """End the session, unless it is somebody else's: that gets back its job group."""
+        if self._is_own:
+            self.session.stop()
+            return
+        for name in ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel"):
+            self._context.setLocalProperty(name, None)
 
     def _with_retries(
         self, run: Run, attempt: Callable[[Watch], Result], follower: Follower | None = None

@@ -18,12 +18,19 @@ _SHOW_CURSOR = b"\x1b[?25h"  # a live display hides it
 
 
 @contextmanager
-def stopping_on_signals(stop: StopRequest, on_asked: Callable[[], None]) -> Iterator[None]:
-    """Ask for a stop when a signal comes; `on_asked` is told, in a thread of its own, if something waits for it."""
+def stopping_on_signals(
+    stop: StopRequest, on_asked: Callable[[], None], *, leaves_at_once: bool = True
+) -> Iterator[None]:
+    """Ask for a stop when a signal comes; `on_asked` is told, in a thread of its own, if something waits for it.
+
+    A second one leaves, or, in a program that is not ours to end, interrupts.
+    """
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if stop.is_asked:
+        if stop.is_asked and leaves_at_once:
             _leave(number)
+        if stop.is_asked:
+            raise KeyboardInterrupt
         if stop.is_awaited:
             threading.Thread(target=on_asked, daemon=True).start()  # printing here could meet a print under way
         stop.ask(number)

@@ -1,0 +1,458 @@
+"""sparklm in Python: the commands as functions, and what they make as objects.
+
+Settings are those of the command line, by their dotted keys, and checked in the same way; what is wrong raises
+`sparklm.errors.UserError` with the same words. A Spark session that is passed in is used and never stopped.
+
+>>> import tempfile, sparklm
+>>> place = tempfile.mkdtemp()
+>>> tiny = {"data.tokenizer": "byte", "data.window_size": 16, "model.num_layers": 1, "model.width": 16}
+>>> texts = ["The quick brown fox jumps over the lazy dog. " * 20] * 3
+>>> run = sparklm.train(texts, run=f"{place}/run", master="none", settings=tiny | {"training.max_steps": 5})
+>>> len(run.metrics), run.validation_loss > 0
+(1, True)
+>>> model = sparklm.load(run.path)
+>>> model.generate("The quick", max_new_tokens=5, temperature=0).startswith("The quick")
+True
+>>> "".join(model.generate("The quick", max_new_tokens=5, temperature=0, stream=True)) == model.generate(
+...     "The quick", max_new_tokens=5, temperature=0
+... ).removeprefix("The quick")
+True
+>>> [candidate.token_id for candidate in model.predict("The quick", top=2)] == [
+...     candidate.token_id for candidate in model.predict("The quick", top=5)[:2]
+... ]
+True
+>>> score, = model.score(["The lazy dog."])
+>>> score.tokens, score.bytes, score.bits_per_byte > 0
+(13, 13, True)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import html
+import json
+import math
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+
+import torch
+import torch.nn.functional as F
+
+from sparklm import job
+from sparklm.config import Config
+from sparklm.config.resolve import Resolution, resolve
+from sparklm.errors import UserError
+from sparklm.evaluation import CorpusEvaluation, evaluate_corpus, evaluate_dataset
+from sparklm.inference.generate import Sampling, encode_prompt, generate_text, generate_tokens
+from sparklm.inference.predict import Candidate, predict_next
+from sparklm.models.model_zip import TrainedModel, load_model
+from sparklm.placement.protocol import Placement
+from sparklm.placement.start import started
+from sparklm.progress.status import StatusFile
+from sparklm.progress.terminal import console_view
+from sparklm.progress.tracker import Tracker
+from sparklm.progress.watcher import Watcher
+from sparklm.signals import stopping_on_signals
+from sparklm.storage import Folder
+from sparklm.text.prepare import check_corpus
+from sparklm.text.prepare import prepare as prepare_dataset
+from sparklm.text.shards import Dataset, dataset_address
+from sparklm.training.metrics import EpochRecord, read_metrics
+from sparklm.training.origin import read_model_settings
+from sparklm.training.phases import StepProgress
+from sparklm.training.records import EVALUATIONS, EvaluationRecord, Sample, StepRecord, read_lines
+from sparklm.training.run import MODEL, REPORT, SAMPLE_TEXT, read_run
+from sparklm.training.stopping import StopRequest
+from sparklm.training.sync.rounds import Round
+
+if TYPE_CHECKING:
+    import pandas  # type: ignore[import-untyped]
+    from pyspark.sql import SparkSession
+
+# A path, a list of texts or of paths, a DataFrame, a Dataset.
+Corpus: TypeAlias = Any
+
+_STOPPING = "stopping: a checkpoint is saved after what is under way; once more leaves at once"
+
+
+class Callback:
+    """What a program does while it trains. Override what you need; what it raises ends the training."""
+
+    def on_step(self, step: int, loss: float) -> None:
+        """Some steps are done: called as often as the driver knows of it."""
+
+    def on_sync(self, step: int) -> None:
+        """Several replicas have synced."""
+
+    def on_evaluation(self, record: EvaluationRecord, sample: str | None) -> None:
+        """The model was evaluated on a part of the validation text."""
+
+    def on_epoch(self, record: EpochRecord, sample: str | None) -> None:
+        """An epoch is done and recorded."""
+
+
+class _Callbacks(Tracker):
+    """Tells callbacks of a job's events, beside what a tracker does with them."""
+
+    def __init__(self, callbacks: Sequence[Callback], *views: Any) -> None:
+        super().__init__(*views)
+        self._callbacks, self._syncs = callbacks, list[int]()
+
+    def epoch_starts(self, epoch: int, rounds: Sequence[Round], seconds_before: float) -> None:
+        super().epoch_starts(epoch, rounds, seconds_before)
+        self._syncs = [round_.stop for round_ in rounds]
+
+    def step_done(self, progress: StepProgress) -> None:
+        super().step_done(progress)
+        for callback in self._callbacks:
+            callback.on_step(progress.step, progress.loss)
+        self._tell_syncs(progress.step)
+
+    def evaluation_done(self, record: EvaluationRecord, sample: Sample | None) -> None:
+        super().evaluation_done(record, sample)
+        for callback in self._callbacks:
+            callback.on_evaluation(record, sample.text if sample is not None else None)
+
+    def epoch_done(self, record: EpochRecord, steps: Sequence[StepRecord], sample: Sample | None) -> None:
+        super().epoch_done(record, steps, sample)
+        self._tell_syncs(max([line.step for line in steps], default=0))
+        for callback in self._callbacks:
+            callback.on_epoch(record, sample.text if sample is not None else None)
+
+    def _tell_syncs(self, step: int) -> None:
+        while self._syncs and self._syncs[0] <= step:
+            done = self._syncs.pop(0)
+            for callback in self._callbacks:
+                callback.on_sync(done)
+
+
+def train(
+    corpus: Corpus = None,
+    *,
+    run: str | os.PathLike[str] | None = None,
+    master: str | None = None,
+    spark: SparkSession | None = None,
+    validation: str | os.PathLike[str] | None = None,
+    preset: str | None = None,
+    config: str | None = None,
+    settings: Mapping[str, object] | None = None,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = False,
+) -> Run:
+    """Train a model, from raw text to a finished run, or go on with a run.
+
+    `corpus` is what `sparklm train` takes (a file, folder or glob, a prepared dataset, none for the built-in sample), a
+    list of texts, a list of paths, or a DataFrame whose column `data.text_column` is the text. `spark` is a session to
+    use; a DataFrame brings its own. With neither, `master` says where to train. A list of texts is kept in the run.
+    """
+    if spark is None and hasattr(corpus, "sparkSession"):
+        spark = corpus.sparkSession
+    folder = Folder(os.fspath(run) if run is not None else new_run_name())
+    given: dict[str, object] = {"output.run": folder.url, "spark.master": _master(master, spark)}
+    given["data.validation"] = None if validation is None else os.fspath(validation)
+    resolution = _resolve(
+        preset, config, {**given, **_place_corpus(corpus, folder), **(settings or {})}, folder, resume
+    )
+    with _Callbacks(callbacks, *_views(progress)) as watcher:
+        for note in resolution.notes:
+            watcher.note(f"note: {note}")
+        run_job(resolution.config, folder, watcher, StopRequest(), resume=resume, session=spark)
+    return Run(folder.url)
+
+
+def run_job(
+    config: Config,
+    folder: Folder,
+    watcher: Tracker,
+    stop: StopRequest,
+    *,
+    resume: bool,
+    session: SparkSession | None = None,
+    leaves_at_once: bool = False,
+) -> job.JobResult:
+    """Train where the settings place it, or on a session that is there; `sparklm train` is this and what it prints.
+
+    Ctrl-C saves the step under way. A second one raises KeyboardInterrupt at once, or, for a command, leaves.
+    """
+
+    def heeding_signals() -> contextlib.AbstractContextManager[None]:
+        if threading.current_thread() is not threading.main_thread():
+            return contextlib.nullcontext()
+        return stopping_on_signals(stop, lambda: watcher.note(_STOPPING), leaves_at_once=leaves_at_once)
+
+    @contextmanager
+    def start(_: Watcher) -> Iterator[Placement]:
+        watcher.add(StatusFile(folder))
+        if config.spark.master != "none" and session is None:
+            watcher.stage(f"Starting Spark {config.spark.master}")
+        with started(config.spark, watcher, session) as placement:
+            with heeding_signals():  # once more: Spark may have put a handler of its own in the place of the first
+                yield placement
+            watcher.end("finished")  # before Spark has stopped, which takes a while
+
+    with heeding_signals():
+        return job.train(config, folder, start, watcher, resume=resume, stop=stop)
+
+
+def prepare(
+    corpus: Corpus = None,
+    *,
+    out: str | os.PathLike[str],
+    master: str | None = None,
+    spark: SparkSession | None = None,
+    preset: str | None = None,
+    config: str | None = None,
+    settings: Mapping[str, object] | None = None,
+    progress: bool = False,
+) -> Dataset:
+    """Turn raw text into a dataset, which `train` and `evaluate` take; one that is there already is returned."""
+    if spark is None and hasattr(corpus, "sparkSession"):
+        spark = corpus.sparkSession
+    folder = Folder(os.fspath(out))
+    if isinstance(corpus, Sequence) and not isinstance(corpus, str) and all(isinstance(each, str) for each in corpus):
+        raise UserError("a list of texts is trained on as it is; to prepare it, write it to a file")
+    given = {"spark.master": _master(master, spark), **_place_corpus(corpus, folder), **(settings or {})}
+    resolved = resolve(preset=preset, config_file=config, flags=given).config
+    check_corpus(resolved.data)
+    with _Callbacks((), *_views(progress)) as watcher, started(resolved.spark, watcher, spark) as placement:
+        prepare_dataset(resolved.data, resolved.cleaning, folder, placement)
+    return Dataset(folder)
+
+
+def load(address: str | os.PathLike[str]) -> Model:
+    """Load a model: the folder of a run, a model.zip, or a Hugging Face folder."""
+    return Model(load_model(os.fspath(address)))
+
+
+def evaluate(model: Model, corpus: str | os.PathLike[str] | Dataset) -> CorpusEvaluation:
+    """Measure how well a model predicts a text, or the validation part of a dataset."""
+    if isinstance(corpus, Dataset):
+        return evaluate_dataset(model.trained, corpus.folder.url)
+    resolved = resolve(flags={"data.corpus": os.fspath(corpus), "spark.master": "none"}).config
+    if dataset_address(resolved.data) is None:
+        check_corpus(resolved.data)
+    with started(resolved.spark, Watcher()) as placement:
+        return evaluate_corpus(model.trained, resolved.data, placement)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """How well a model predicts a text, from its first token to its last."""
+
+    loss: float  # nats a token
+    perplexity: float
+    bits_per_byte: float
+    tokens: int
+    bytes: int
+
+
+class Model:
+    """A trained model and its tokenizer."""
+
+    def __init__(self, trained: TrainedModel) -> None:
+        self.trained = trained
+
+    def __repr__(self) -> str:
+        shape = self.trained.model.shape
+        return f"<sparklm.Model: {shape.architecture}, {shape.num_layers} × {shape.width}, {shape.vocab_size:,} ids>"
+
+    @overload
+    def generate(self, prompt: str = "", *, stream: Literal[True], **sampling: Any) -> Iterator[str]: ...
+    @overload
+    def generate(self, prompt: str = "", *, stream: Literal[False] = False, **sampling: Any) -> str: ...
+    @overload
+    def generate(self, prompt: Sequence[str], *, stream: Literal[False] = False, **sampling: Any) -> list[str]: ...
+    def generate(
+        self,
+        prompt: str | Sequence[str] = "",
+        *,
+        stream: bool = False,
+        **sampling: Any,
+    ) -> str | list[str] | Iterator[str]:
+        """Go on from a prompt, or from each of several. The text holds the prompt; a stream, what follows it.
+
+        `sampling` is max_new_tokens (120), temperature (0.8), top_k, top_p and seed (0); the same seed gives the same
+        text.
+        """
+        max_new_tokens = sampling.pop("max_new_tokens", 120)
+        chosen = Sampling(**sampling)
+        if isinstance(prompt, str):
+            if stream:
+                return self._stream(prompt, max_new_tokens, chosen)
+            return generate_text(self.trained, prompt, max_new_tokens, chosen).text
+        if stream:
+            raise UserError("a stream goes on from one prompt; give one, or leave out stream")
+        return [generate_text(self.trained, each, max_new_tokens, chosen).text for each in prompt]
+
+    def _stream(self, prompt: str, max_new_tokens: int, sampling: Sampling) -> Iterator[str]:
+        """Pieces of text as they come; a character whose bytes are not all there yet waits for the rest."""
+        visible, _ = encode_prompt(self.trained, prompt)
+        decode, tokens = self.trained.tokenizer.decode, list(visible)
+        shown = len(decode(tokens))
+        for token in generate_tokens(self.trained, visible, max_new_tokens, sampling):
+            tokens.append(token)
+            text = decode(tokens)
+            if not text.endswith("\ufffd") and len(text) > shown:
+                yield text[shown:]
+                shown = len(text)
+        if len(text := decode(tokens)) > shown:
+            yield text[shown:]
+
+    def predict(self, text: str, *, top: int = 5) -> list[Candidate]:
+        """The likeliest tokens to follow a text, with their probabilities."""
+        return predict_next(self.trained, encode_prompt(self.trained, text)[0], top)
+
+    def score(self, texts: Sequence[str]) -> list[Score]:
+        """How well the model predicts each text: every token of it, given those before it in the context."""
+        shape = self.trained.model.shape
+        if shape.predicts_embedding or shape.predicts_last_only:
+            raise UserError(f"a network of the objective {shape.objective.kind} gives texts no probability")
+        return [self._score(text) for text in texts]
+
+    @torch.no_grad()
+    def _score(self, text: str) -> Score:
+        """Read a text once, in windows of the context; the first token follows the end of another text."""
+        tokenizer, model = self.trained.tokenizer, self.trained.model
+        tokens = [tokenizer.end_of_text, *tokenizer.encode(text).tolist()]
+        size, total = model.shape.context_length, 0.0
+        for first in range(0, len(tokens) - 1, size):
+            window = torch.tensor([tokens[first : first + size + 1]], device=model.device)
+            scores_TV = model(window[:, :-1])[0].float()
+            total += float(F.cross_entropy(scores_TV, window[0, 1:], reduction="sum"))
+        num_tokens, num_bytes = len(tokens) - 1, len(text.encode())
+        loss = total / num_tokens if num_tokens else 0.0
+        return Score(
+            loss=loss,
+            perplexity=math.exp(min(loss, 700.0)),
+            bits_per_byte=total / math.log(2) / num_bytes if num_bytes else 0.0,
+            tokens=num_tokens,
+            bytes=num_bytes,
+        )
+
+
+class Run:
+    """A run, finished or not, by what lies in its folder. A notebook shows its curve and what it says."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self._folder = Folder(self.path)
+        self.config = read_run(self._folder).config
+
+    def __repr__(self) -> str:
+        return f"<sparklm.Run {self.path}: {'finished' if self.is_finished else 'not finished'}>"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its model is there."""
+        return self._folder.exists(MODEL)
+
+    @property
+    def metrics(self) -> pandas.DataFrame:
+        """The lines of metrics.csv, an epoch each."""
+        return _frame(read_metrics(self._folder))
+
+    @property
+    def evaluations(self) -> pandas.DataFrame:
+        """The lines of evaluations.jsonl."""
+        return _frame(read_lines(self._folder, EVALUATIONS, EvaluationRecord))
+
+    @property
+    def validation_loss(self) -> float | None:
+        """Of the last epoch, on all of the validation text; None before it, and without validation text."""
+        records = read_metrics(self._folder)
+        return records[-1].ValidationLoss if records else None
+
+    @property
+    def sample(self) -> str | None:
+        """What the finished model says."""
+        return self._folder.read_text(SAMPLE_TEXT).rstrip("\n") if self._folder.exists(SAMPLE_TEXT) else None
+
+    @property
+    def report(self) -> str:
+        """The address of its report.html."""
+        return self._folder.address(REPORT)
+
+    def load(self) -> Model:
+        """Load its model."""
+        return load(self.path)
+
+    def _repr_html_(self) -> str:
+        records = read_lines(self._folder, EVALUATIONS, EvaluationRecord)
+        sample = f"<blockquote><pre>{html.escape(self.sample)}</pre></blockquote>" if self.sample else ""
+        loss = "" if self.validation_loss is None else f", validation loss {self.validation_loss:.4f}"
+        title = f"<p><b>{html.escape(self.path)}</b>{loss}</p>"
+        return title + _curve([(each.step, each.loss) for each in records]) + sample
+
+
+def _curve(points: Sequence[tuple[int, float]]) -> str:
+    """A small drawing of losses by step."""
+    if len(points) < 2:
+        return ""
+    (first, _), (last, _) = points[0], points[-1]
+    lowest, highest = min(loss for _, loss in points), max(loss for _, loss in points)
+    places = " ".join(
+        f"{300 * (step - first) / (last - first):.1f},{90 - 80 * (loss - lowest) / ((highest - lowest) or 1):.1f}"
+        for step, loss in points
+    )
+    line = f'<polyline points="{places}" fill="none" stroke="currentColor" stroke-width="2"/>'
+    label = f"validation loss, steps {first} to {last}: {highest:.3f} to {points[-1][1]:.3f}"
+    return f'<svg width="300" height="100" role="img" aria-label="{label}">{line}</svg><p>{label}</p>'
+
+
+def _frame(records: Sequence[Any]) -> pandas.DataFrame:
+    import pandas
+
+    return pandas.DataFrame([record.model_dump() for record in records])
+
+
+def _resolve(
+    preset: str | None, config: str | None, given: Mapping[str, object], folder: Folder, resume: bool
+) -> Resolution:
+    base = (f"run {folder}", read_run(folder).config) if resume else None
+    return resolve(base=base, preset=preset, config_file=config, flags=given, read_model=read_model_settings)
+
+
+def _master(master: str | None, spark: SparkSession | None) -> str | None:
+    return master if spark is None else str(spark.sparkContext.master)
+
+
+def _place_corpus(corpus: Any, folder: Folder) -> dict[str, object]:
+    """The settings that name a corpus; texts and DataFrames are given a name first."""
+    if corpus is None:
+        return {}
+    if isinstance(corpus, Dataset):
+        return {"data.corpus": corpus.folder.url}
+    if isinstance(corpus, str | os.PathLike):
+        return {"data.corpus": os.fspath(corpus)}
+    if hasattr(corpus, "sparkSession"):
+        name = f"sparklm_{hashlib.sha256(folder.absolute().url.encode()).hexdigest()[:12]}"
+        corpus.createOrReplaceTempView(name)
+        return {"data.table": name}
+    entries = list(corpus)
+    if all(isinstance(entry, str) for entry in entries):
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in entries)
+        if not folder.exists(job.TEXTS) or folder.read_text(job.TEXTS) != lines:
+            folder.write_text(job.TEXTS, lines)
+        return {"data.corpus": folder.address(job.TEXTS), "data.text_column": "text"}
+    return {"data.corpus": [os.fspath(entry) for entry in entries]}
+
+
+def _views(progress: bool) -> list[Any]:
+    if not progress:
+        return []
+    from rich.console import Console
+
+    return [console_view(Console(stderr=True))]
+
+
+def new_run_name() -> str:
+    """The time, and a number where two runs begin in the same second."""
+    base = f"runs/{datetime.now():%Y%m%d-%H%M%S}"
+    return next(name for name in (base, *(f"{base}-{number}" for number in range(2, 100))) if not os.path.exists(name))
