@@ -562,3 +562,9 @@ def test_a_run_is_no_text(place: Path) -> None:
     assert "run is a run of sparklm's, not text" in result.stderr
     same = run_command("train", "corpus.txt", "--init-from", "run", *NONE, cwd=place)
     assert "is the run to begin from" in same.stderr
+
+
+def test_the_try_line_quotes_the_last_words_of_the_prompt(place: Path) -> None:
+    settings = ("--set", "generation.prompt=The quick\n*****\n")
+    printed = ok("train", "corpus.txt", *NONE, *TINY_FLAGS, *settings, cwd=place)
+    assert "generate run 'The quick'" in printed.splitlines()[-1]

@@ -195,8 +195,8 @@ def _print_result(result: JobResult, folder: Folder, *, has_dropout: bool) -> No
     print(f"training loss {record.TrainingLoss:.4f} (mean of {epoch}'s steps{dropout})")
     print(f"{count(len(result.records), 'epoch')} in {seconds:.1f} s")
     print("\n".join(f"  {file}" for file in result.files))
-    last_line = result.prompt.strip().rpartition("\n")[2]
-    words = [word for word in last_line.split() if any(map(str.isalnum, word))]
+    lines = [[word for word in line.split() if any(map(str.isalnum, word))] for line in result.prompt.split("\n")]
+    words = next((words for words in reversed(lines) if words), [])
     prompt = shlex.quote(" ".join(words[:_SHOWN_WORDS]))
     print(f"try: {program_name()} generate {shlex.quote(str(folder))} {prompt}")
 
