@@ -535,3 +535,27 @@ def test_knobs_of_an_old_training_master_are_taken_over_or_explained(tmp_path: P
         "trainingMaster.aggregationDepth = 2 is not used",
         "trainingMaster.storageLevel = 'MEMORY_ONLY' is not used",
     ]
+
+
+def test_early_stopping_without_validation_text_is_said_to_have_no_effect() -> None:
+    settings = ["data.validation_fraction=0", "training.early_stopping_patience=2"]
+    notes = resolve(assignments=settings).notes
+    assert "training.early_stopping_patience is not used: there is no validation text" in notes
+
+
+def test_several_sources_and_validation_text_are_below_an_hdfs_that_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparklm.config.resolve.open_filesystem", lambda url: (None, ""))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"hdfs://127.0.0.1:{server.getsockname()[1]}"
+        path = write(tmp_path, "application.conf", S0.replace("hdfs://localhost:9000", address))
+        flags = {"data.corpus": ["a.txt", "/b.txt"], "data.validation": "v.txt"}
+        config = resolve(config_file=path, flags=flags).config
+    assert config.data.places == (f"{address}/a.txt", "/b.txt")
+    assert config.data.of_validation.places == (f"{address}/v.txt",)
+
+
+def test_a_table_is_not_its_own_validation_text() -> None:
+    with pytest.raises(UserError, match="books is corpus and validation text at once"):
+        resolve(assignments=["data.table=books", "data.validation_table=books"])

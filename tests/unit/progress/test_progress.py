@@ -246,3 +246,19 @@ def test_how_a_job_ended_is_told_by_what_ended_it() -> None:
         with pytest.raises(error), tracker:
             raise error
         assert tracker.status.outcome == outcome
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_the_time_left_counts_replicas_that_take_turns(in_turn: bool) -> None:
+    clock = Clock()
+    tracker = Tracker(view := Remembers(), clock=clock)
+    tracker.training_starts(0, PLAN)
+    clock.now += 7  # what is done only once
+    tracker.epoch_starts(0, rounds_of(0), 0.0)
+    for step in (1, 2, 3, 4):
+        clock.now += 2
+        progress = StepProgress(step=step, loss=1.0, tokens=100 * step, phases={"fit": 2.0 * step})
+        tracker.step_done(progress.of_all(2, in_turn=in_turn))
+    # 2 s a step: 16 steps are left; in turn, the second replica's four as well, and each step takes 4 s.
+    assert tracker.status.training.seconds_left == pytest.approx(4 * 18 if in_turn else 2 * 16)
+    assert sum(message.startswith("about ") for message in view.messages) == 1
