@@ -38,7 +38,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 import torch
@@ -59,17 +58,17 @@ from sparklm.progress.terminal import console_view
 from sparklm.progress.tracker import Tracker
 from sparklm.progress.watcher import Watcher
 from sparklm.signals import stopping_on_signals
-from sparklm.storage import Folder
+from sparklm.storage import Folder, new_run_name
 from sparklm.text.prepare import check_corpus
 from sparklm.text.prepare import prepare as prepare_dataset
 from sparklm.text.shards import Dataset, dataset_address
+from sparklm.text.windows import WindowPlan
 from sparklm.training.metrics import EpochRecord, read_metrics
 from sparklm.training.origin import read_model_settings
 from sparklm.training.phases import StepProgress
 from sparklm.training.records import EVALUATIONS, EvaluationRecord, Sample, StepRecord, read_lines
 from sparklm.training.run import MODEL, REPORT, SAMPLE_TEXT, read_run
 from sparklm.training.stopping import StopRequest
-from sparklm.training.sync.rounds import Round
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]
@@ -102,11 +101,11 @@ class _Callbacks(Tracker):
 
     def __init__(self, callbacks: Sequence[Callback], *views: Any) -> None:
         super().__init__(*views)
-        self._callbacks, self._syncs = callbacks, list[int]()
+        self._callbacks, self._told_syncs = callbacks, 0  # up to this step
 
-    def epoch_starts(self, epoch: int, rounds: Sequence[Round], seconds_before: float) -> None:
-        super().epoch_starts(epoch, rounds, seconds_before)
-        self._syncs = [round_.stop for round_ in rounds]
+    def training_starts(self, step: int, plan: WindowPlan) -> None:
+        super().training_starts(step, plan)
+        self._told_syncs = step
 
     def step_done(self, progress: StepProgress) -> None:
         super().step_done(progress)
@@ -126,10 +125,10 @@ class _Callbacks(Tracker):
             callback.on_epoch(record, sample.text if sample is not None else None)
 
     def _tell_syncs(self, step: int) -> None:
-        while self._syncs and self._syncs[0] <= step:
-            done = self._syncs.pop(0)
+        for done in self.syncs_between(self._told_syncs, step):
             for callback in self._callbacks:
                 callback.on_sync(done)
+        self._told_syncs = max(self._told_syncs, step)
 
 
 def train(
@@ -152,14 +151,13 @@ def train(
     list of texts, a list of paths, or a DataFrame whose column `data.text_column` is the text. `spark` is a session to
     use; a DataFrame brings its own. With neither, `master` says where to train. A list of texts is kept in the run.
     """
-    if spark is None and hasattr(corpus, "sparkSession"):
-        spark = corpus.sparkSession
+    spark = _session_of(corpus, spark)
     folder = Folder(os.fspath(run) if run is not None else new_run_name())
     given: dict[str, object] = {"output.run": folder.url, "spark.master": _master(master, spark)}
     given["data.validation"] = None if validation is None else os.fspath(validation)
-    resolution = _resolve(
-        preset, config, {**given, **_place_corpus(corpus, folder), **(settings or {})}, folder, resume
-    )
+    given |= {**_corpus_settings(corpus, folder), **(settings or {})}
+    resolution = _resolve(preset, config, given, folder, resume)
+    _provide(corpus, folder)
     with _Callbacks(callbacks, *_views(progress)) as watcher:
         for note in resolution.notes:
             watcher.note(f"note: {note}")
@@ -213,13 +211,13 @@ def prepare(
     progress: bool = False,
 ) -> Dataset:
     """Turn raw text into a dataset, which `train` and `evaluate` take; one that is there already is returned."""
-    if spark is None and hasattr(corpus, "sparkSession"):
-        spark = corpus.sparkSession
+    spark = _session_of(corpus, spark)
     folder = Folder(os.fspath(out))
-    if isinstance(corpus, Sequence) and not isinstance(corpus, str) and all(isinstance(each, str) for each in corpus):
+    if _is_texts(corpus):
         raise UserError("a list of texts is trained on as it is; to prepare it, write it to a file")
-    given = {"spark.master": _master(master, spark), **_place_corpus(corpus, folder), **(settings or {})}
+    given = {"spark.master": _master(master, spark), **_corpus_settings(corpus, folder), **(settings or {})}
     resolved = resolve(preset=preset, config_file=config, flags=given).config
+    _provide(corpus, folder)
     check_corpus(resolved.data)
     with _Callbacks((), *_views(progress)) as watcher, started(resolved.spark, watcher, spark) as placement:
         prepare_dataset(resolved.data, resolved.cleaning, folder, placement)
@@ -423,25 +421,47 @@ def _master(master: str | None, spark: SparkSession | None) -> str | None:
     return master if spark is None else str(spark.sparkContext.master)
 
 
-def _place_corpus(corpus: Any, folder: Folder) -> dict[str, object]:
-    """The settings that name a corpus; texts and DataFrames are given a name first."""
+def _session_of(corpus: Corpus, spark: SparkSession | None) -> SparkSession | None:
+    """The session to use: the one that is given, or that of a DataFrame."""
+    return corpus.sparkSession if spark is None and _is_dataframe(corpus) else spark
+
+
+def _is_dataframe(corpus: Corpus) -> bool:
+    return hasattr(corpus, "sparkSession")
+
+
+def _is_texts(corpus: Corpus) -> bool:
+    return isinstance(corpus, list | tuple) and all(isinstance(entry, str) for entry in corpus)
+
+
+def _corpus_settings(corpus: Corpus, folder: Folder) -> dict[str, object]:
+    """The settings that name a corpus; texts and DataFrames get the name under which `_provide` puts them."""
     if corpus is None:
         return {}
     if isinstance(corpus, Dataset):
         return {"data.corpus": corpus.folder.url}
     if isinstance(corpus, str | os.PathLike):
         return {"data.corpus": os.fspath(corpus)}
-    if hasattr(corpus, "sparkSession"):
-        name = f"sparklm_{hashlib.sha256(folder.absolute().url.encode()).hexdigest()[:12]}"
-        corpus.createOrReplaceTempView(name)
-        return {"data.table": name}
-    entries = list(corpus)
-    if all(isinstance(entry, str) for entry in entries):
-        lines = "".join(json.dumps({"text": text}) + "\n" for text in entries)
+    if _is_dataframe(corpus):
+        return {"data.table": _view_name(folder)}
+    if _is_texts(corpus):
+        return {"data.corpus": folder.address(job.TEXTS), "data.text_column": "text"}
+    return {"data.corpus": [os.fspath(entry) for entry in corpus]}
+
+
+def _provide(corpus: Corpus, folder: Folder) -> None:
+    """Put texts and DataFrames where the settings say, once those are known to be right."""
+    if _is_dataframe(corpus):
+        corpus.createOrReplaceTempView(_view_name(folder))
+    elif _is_texts(corpus):
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in corpus)
         if not folder.exists(job.TEXTS) or folder.read_text(job.TEXTS) != lines:
             folder.write_text(job.TEXTS, lines)
-        return {"data.corpus": folder.address(job.TEXTS), "data.text_column": "text"}
-    return {"data.corpus": [os.fspath(entry) for entry in entries]}
+
+
+def _view_name(folder: Folder) -> str:
+    """The same for the same run, so that it is known again."""
+    return f"sparklm_{hashlib.sha256(folder.absolute().url.encode()).hexdigest()[:12]}"
 
 
 def _views(progress: bool) -> list[Any]:
@@ -450,9 +470,3 @@ def _views(progress: bool) -> list[Any]:
     from rich.console import Console
 
     return [console_view(Console(stderr=True))]
-
-
-def new_run_name() -> str:
-    """The time, and a number where two runs begin in the same second."""
-    base = f"runs/{datetime.now():%Y%m%d-%H%M%S}"
-    return next(name for name in (base, *(f"{base}-{number}" for number in range(2, 100))) if not os.path.exists(name))

@@ -57,6 +57,7 @@ from sparklm.training.run import (
     decide_replicas,
     make_plan,
     new_run,
+    read_model_step,
     read_run,
     write_run,
 )
@@ -188,8 +189,9 @@ def check(config: Config, folder: Folder, *, resume: bool = False) -> FoundRun |
     origin = config.training.init_from
     if origin is not None and not resume and Folder(origin).absolute() == folder.absolute():
         raise UserError(f"--run {folder} is the run to begin from (--init-from); give the new one a folder of its own")
-    if folder.exists(CONFIG):
-        found = _find_run(folder, config, resume)
+    run = read_run(folder) if folder.exists(CONFIG) else None
+    if run is not None:
+        found = _find_run(run, folder, config, resume)
     else:
         others = set(folder.names()) - {TEXTS, _OWN_DATASET, EMBEDDINGS, INIT, WORD2VEC_ROUNDS, STATUS}
         if others:
@@ -205,14 +207,13 @@ def check(config: Config, folder: Folder, *, resume: bool = False) -> FoundRun |
         else:
             _check_tokenizer(config, Dataset(Folder(prepared)))
     folder.check_writable()
-    _check_outputs(config, folder)
+    _check_outputs(config, [] if run is None else _output_targets(run.config))
     check_exporters(config.output)
     return found
 
 
-def _check_outputs(config: Config, folder: Folder) -> None:
-    """Refuse places that cannot be written, and files that are there and were not made by this run, or by sparklm."""
-    own = _output_targets(read_run(folder).config) if folder.exists(CONFIG) else []
+def _check_outputs(config: Config, own: Sequence[tuple[str, Folder, str]]) -> None:
+    """Refuse places that cannot be written, and files that are there: but for the run's own, and earlier results."""
     for name, place, target in _output_targets(config):
         place.check_writable()
         if (name, place, target) in own or not place.exists(target):
@@ -223,9 +224,8 @@ def _check_outputs(config: Config, folder: Folder) -> None:
             )
 
 
-def _find_run(folder: Folder, config: Config, resume: bool) -> FoundRun | None:
+def _find_run(run: Run, folder: Folder, config: Config, resume: bool) -> FoundRun | None:
     """The run that is there as it goes on, if these are its settings, or make it longer; None where it begins anew."""
-    run = read_run(folder)
     changes = changed_settings(run, config)
     if not changes:
         return FoundRun(run.with_settings(config))
@@ -259,9 +259,8 @@ def _shown(value: object) -> str:
 def _make_longer(run: Run, step: int, watcher: Watcher) -> None:
     """Make the run longer from a step on; the model that it had is kept beside."""
     folder, last = run.folder, latest_step(run.folder)
-    if folder.exists(MODEL) and folder.exists(STATS_JSON):
-        model_step = folder.read_json(STATS_JSON).get("the model's step", last)
-        folder.write_bytes(f"model-step-{model_step}.zip", folder.read_bytes(MODEL))
+    if folder.exists(MODEL):
+        folder.write_bytes(f"model-step-{read_model_step(folder) or last}.zip", folder.read_bytes(MODEL))
     for name in (MODEL, SAMPLE_TEXT, STATS_JSON, STATS_TEXT, REPORT):
         folder.remove(name)
     if step < last:
@@ -311,11 +310,12 @@ def _begin(config: Config, folder: Folder, placement: Placement) -> tuple[Run, D
         _note_short_documents(config, dataset, watcher)
         if config.data.embeddings is not None:
             _write_embeddings(config.data.embeddings, config, dataset, folder, placement)
-        evaluation = EvaluationPlan.of(config, plan, has_validation=len(dataset.validation) > 0)
-        threads = replica_threads(config, placement)
-        run = new_run(folder, config, name, dataset.manifest, threads, evaluation, begun_from)
+        run = new_run(folder, config, name, dataset.manifest, replica_threads(config, placement), begun_from)
         if config.training.max_minutes is not None:
-            run, plan = _limit_time(run, dataset, plan, placement)
+            run = _limit_time(run, plan, placement)
+            plan = make_plan(run.config, dataset)
+        evaluation = EvaluationPlan.of(run.config, plan, has_validation=len(dataset.validation) > 0)
+        run = run.model_copy(update={"evaluation": evaluation})
         write_run(run)
         return run, dataset, plan
     except UserError:
@@ -324,7 +324,7 @@ def _begin(config: Config, folder: Folder, placement: Placement) -> tuple[Run, D
         raise
 
 
-def _limit_time(run: Run, dataset: Dataset, plan: WindowPlan, placement: Placement) -> tuple[Run, WindowPlan]:
+def _limit_time(run: Run, plan: WindowPlan, placement: Placement) -> Run:
     """Give a run as many steps as its minutes have room for, so that its learning rate ends with it.
 
     How long a step takes is measured where it will be done. The number is decided once, and recorded.
@@ -338,11 +338,8 @@ def _limit_time(run: Run, dataset: Dataset, plan: WindowPlan, placement: Placeme
     steps = max(1, int(60 * minutes * _SHARE_OF_STEPS / seconds))
     placement.watcher.note(f"a step takes {seconds:.3g} s here: {duration(60 * minutes)} have room for {steps:,}")
     if steps >= plan.total_steps:
-        return run, plan
-    config = run.config.with_training(max_steps=steps)
-    plan = make_plan(config, dataset)
-    evaluation = EvaluationPlan.of(config, plan, has_validation=len(dataset.validation) > 0)
-    return run.model_copy(update={"config": config, "evaluation": evaluation}), plan
+        return run
+    return run.model_copy(update={"config": run.config.with_training(max_steps=steps)})
 
 
 def _check_tokenizer(config: Config, dataset: Dataset) -> None:

@@ -25,6 +25,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from errno import EACCES, EEXIST, EISDIR, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM, EROFS
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -280,6 +281,12 @@ def read_live(folder: Folder, name: str, kind: type[Record]) -> Record | None:
     except (OSError, UserError):
         pass
     return None
+
+
+def new_run_name() -> str:
+    """A name for a run folder: the time, and a number where two runs begin in the same second."""
+    base = f"runs/{datetime.now():%Y%m%d-%H%M%S}"
+    return next(name for name in (base, *(f"{base}-{number}" for number in range(2, 100))) if not os.path.exists(name))
 
 
 def cached_copy(folder: Folder, name: str, sha256: str) -> Path:

@@ -52,6 +52,17 @@ def test_help_names_every_command_and_answers_without_heavy_imports(tmp_path: Pa
     assert loaded.stdout.strip() == "set()"
 
 
+@pytest.mark.process
+def test_a_wrong_setting_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
+    program = (
+        "import sys, sparklm.cli; sys.argv = ['sparklm', 'train', '--set', 'training.epochs=none']\n"
+        "try: sparklm.cli.main()\n"
+        "finally: print('torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert (result.returncode, result.stdout.strip()) == (2, "False"), result.stderr
+
+
 @pytest.mark.parametrize(
     ("command", "options"),
     [

@@ -128,9 +128,8 @@ def train(
     log_format: LogFormat = None,
 ) -> None:
     """Train a model, from raw text to text of its own."""
-    from sparklm.api import new_run_name, run_job
     from sparklm.signals import exit_code
-    from sparklm.storage import Folder
+    from sparklm.storage import Folder, new_run_name
     from sparklm.training.stopping import StopRequest
 
     logs.set_up(log_level, log_format)
@@ -158,6 +157,9 @@ def train(
         for note in resolution.notes:
             watcher.note(f"note: {note}")
         check_placement(resolution.config)
+        # It brings torch, which takes a second: not before the settings are known to be right.
+        from sparklm.api import run_job
+
         try:
             result = run_job(resolution.config, folder, watcher, stop, resume=resume, leaves_at_once=True)
         except KeyboardInterrupt:

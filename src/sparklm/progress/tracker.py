@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
@@ -122,6 +122,10 @@ class Tracker(Watcher):
             self._has_estimated = True
             self.note(f"about {duration(seconds_left)} to go, by the first steps")
 
+    def syncs_between(self, before: int, step: int) -> Sequence[int]:
+        """The ends of this epoch's rounds after one step, up to another."""
+        return self._round_stops[bisect_right(self._round_stops, before) : bisect_right(self._round_stops, step)]
+
     def validation_starts(self) -> None:
         """Show it in the place of the steps."""
         self._update_training(is_validating=True)
@@ -167,7 +171,8 @@ class Tracker(Watcher):
         """
         training = self.status.training
         assert training is not None, "steps are done while training is under way"
-        round_start = max([stop for stop in self._round_starts if stop < progress.step], default=0)
+        number = bisect_left(self._round_stops, progress.step)
+        round_start = self._round_starts[number] if number < len(self._round_starts) else progress.step
         done = round_start + (progress.step - round_start) / progress.in_turn_with
         if self._first_look is None:
             self._first_look = now, done

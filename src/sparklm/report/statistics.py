@@ -20,7 +20,7 @@ from sparklm.text.shards import Manifest
 from sparklm.text.validation import describe_validation
 from sparklm.training.fit import FitResult
 from sparklm.training.metrics import COLUMNS, EpochRecord, columns_of, measured
-from sparklm.training.run import STATS_JSON, Run
+from sparklm.training.run import MODEL_STEP, STATS_JSON, Run
 from sparklm.wording import text_table
 
 STATS_TEXT = "stats.txt"
@@ -95,7 +95,7 @@ def _collect_facts(
         "stopped early": result.stopped_early,
         "training tokens seen": sum(entry.Tokens for entry in records),
         "the model's epoch": last.Epoch,
-        "the model's step": result.model_step,
+        MODEL_STEP: result.model_step,
         **{column.label: last.figure(name) for name, column in columns_of("final").items()},
         BASELINE: f"none: {NO_BASELINE}" if baseline is None else baseline.model_dump(),
         "documents": manifest.counts.documents,

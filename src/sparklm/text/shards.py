@@ -37,7 +37,7 @@ Split = Literal["train", "validation"]
 SplitRule = Literal["document", "tail", "given"]  # given = validation text of its own
 TokenArray = npt.NDArray[np.unsignedinteger]
 _MOST_OPEN_SHARDS = 512  # each takes a file descriptor
-_COUNTED_AT_ONCE = 1 << 20
+_READ_AT_ONCE = 1 << 20
 _checked: set[tuple[str, str, int, int]] = set()  # shards of this process that fit their checksums
 
 
@@ -261,10 +261,15 @@ class TokenStream:
 
     def count_tokens(self, vocab_size: int, most_tokens: int | None = None) -> Int64Array:
         """How often each id occurs, in all or in the first tokens; counted in bounded memory."""
-        counts_V, stop = np.zeros(vocab_size, dtype=np.int64), min(len(self), most_tokens or len(self))
-        for start in range(0, stop, _COUNTED_AT_ONCE):
-            counts_V += np.bincount(self.read(start, min(_COUNTED_AT_ONCE, stop - start)), minlength=vocab_size)
+        counts_V = np.zeros(vocab_size, dtype=np.int64)
+        for tokens in self.chunks(0, min(len(self), most_tokens or len(self))):
+            counts_V += np.bincount(tokens, minlength=vocab_size)
         return counts_V
+
+    def chunks(self, start: int, stop: int) -> Iterator[Int64Array]:
+        """Consecutive tokens, some at a time, so that any number of them takes bounded memory."""
+        for first in range(start, stop, _READ_AT_ONCE):
+            yield self.read(first, min(_READ_AT_ONCE, stop - first))
 
     def places_of(self, token: int) -> Int64Array:
         """Every place of a token, shard after shard."""

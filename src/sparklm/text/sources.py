@@ -20,6 +20,7 @@ from sparklm.text.formats import AUTO, FORMATS, PLAIN_TEXT, SAMPLE, sample_topic
 from sparklm.text.readers import COMPRESSIONS, UNCOMPRESSED, Piece
 from sparklm.wording import listed
 
+_HEAD_OF_CONFIG = 256  # bytes, in which a run's config.json says what it is
 PIECE_BYTES = 4 * 1024 * 1024
 
 
@@ -154,7 +155,7 @@ def _list_sample() -> Iterator[Source]:
 
 def _list_local(path: str, file_format: str) -> Iterator[Source]:
     if os.path.isdir(path):
-        if os.path.exists(os.path.join(path, "config.json")) and _is_own_output(os.path.join(path, "")[:-1]):
+        if _is_run(path):
             raise UserError(
                 f"{path} is a run of sparklm's, not text; --run {shlex.quote(path)} --resume goes on with it, "
                 f"--init-from {shlex.quote(path)} begins from its model"
@@ -178,13 +179,18 @@ def _list_local(path: str, file_format: str) -> Iterator[Source]:
 
 def _is_own_output(folder: str) -> bool:
     """Whether a folder inside a corpus is hidden, or a run or dataset of sparklm's: no text to learn from."""
-    kinds = (
-        *(("config.json", name) for name in ("checkpoints", "model.zip", "status.json", "dataset")),
-        ("manifest.json", "shards"),
-    )
-    return os.path.basename(folder).startswith(".") or any(
-        all(os.path.exists(os.path.join(folder, name)) for name in kind) for kind in kinds
-    )
+    kinds = (("config.json", "checkpoints"), ("config.json", "model.zip"), ("manifest.json", "shards"))
+    has_signs = any(all(os.path.exists(os.path.join(folder, name)) for name in kind) for kind in kinds)
+    return os.path.basename(folder).startswith(".") or has_signs or _is_run(folder)
+
+
+def _is_run(folder: str) -> bool:
+    """Whether a folder's config.json is that of a run, and not somebody else's."""
+    try:
+        with open(os.path.join(folder, "config.json"), "rb") as file:
+            return b'"sparklm run ' in file.read(_HEAD_OF_CONFIG)
+    except OSError:
+        return False
 
 
 def _refuse(error: OSError) -> NoReturn:

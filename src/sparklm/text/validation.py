@@ -12,7 +12,6 @@ from sparklm.wording import count, listed
 
 _SHOWN_NAMES = 3
 _SHOWN_TOKENS, _SHOWN_LETTERS = 16, 40  # of the words with which the end of the text begins
-_COUNTED_AT_ONCE = 1 << 20
 
 
 def name_documents(results: Sequence[ShardResult]) -> ValidationText | None:
@@ -72,11 +71,7 @@ def describe_validation(manifest: Manifest) -> str | None:
 
 def _count_ends(stream: TokenStream, start: int, tokenizer: Tokenizer) -> int:
     """The documents that end in a stream from a place on."""
-    ends = 0
-    for begin in range(start, len(stream), _COUNTED_AT_ONCE):
-        tokens = stream.read(begin, min(_COUNTED_AT_ONCE, len(stream) - begin))
-        ends += int((tokens == tokenizer.end_of_text).sum())
-    return ends
+    return sum(int((tokens == tokenizer.end_of_text).sum()) for tokens in stream.chunks(start, len(stream)))
 
 
 def _first_words(tokens: Sequence[int], tokenizer: Tokenizer) -> str:

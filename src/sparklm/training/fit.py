@@ -148,7 +148,7 @@ class _Training:
         """What came of it, and which weights become the model."""
         run, records, last_step = self._run, self._recorder.records, latest_step(self._run.folder)
         prune_checkpoints(run.folder, run.config.training.keep_checkpoints, self._protected())
-        model_step = self._best_step() or last_step
+        model_step = best_step(self._candidates()) or last_step
         epoch = self._plan.epoch_of(model_step - 1)
         model_record = records[epoch]
         if model_step not in (last_step, self._plan.epoch_end(epoch)):  # then its validation is another's
@@ -172,8 +172,10 @@ class _Training:
 
     def _is_evaluated(self, step: int) -> bool:
         """Whether the model is evaluated at a step, by the plan."""
-        every = self._run.evaluation.every_steps
-        return self._is_epoch_end(step) or newest_evaluation(self._plan, self._run.config, step, every) == step
+        return self._is_epoch_end(step) or self._newest_evaluation(step) == step
+
+    def _newest_evaluation(self, step: int) -> int | None:
+        return newest_evaluation(self._plan, self._run.config, step, self._run.evaluation.every_steps)
 
     def _is_over(self, step: int) -> bool:
         """Whether nothing has improved for too long.
@@ -186,27 +188,29 @@ class _Training:
         if self._is_epoch_end(step):
             before = step + 1
         else:
-            every = self._run.evaluation.every_steps
-            decided_at = newest_evaluation(self._plan, self._run.config, step, every)
+            decided_at = self._newest_evaluation(step)
             before = self._plan.epoch_start(self._plan.epoch_of(step)) + 1 if decided_at is None else decided_at
         known = [each.loss for each in self._recorder.evaluations if each.step < before]
         return should_stop(known, self._patience)
 
-    def _best_step(self, most: int | None = None) -> int | None:
-        """Where the best weights are, up to a step, if it is they that become the model."""
+    def _candidates(self) -> list[EvaluationRecord]:
+        """The evaluations of weights that are saved, if the best of them become the model."""
         if self._patience is None:
-            return None
+            return []
         saved = set(committed_steps(self._run.folder))
-        known = [each for each in self._recorder.evaluations if each.step in saved]
-        return best_step([each for each in known if most is None or each.step <= most])
+        return [each for each in self._recorder.evaluations if each.step in saved]
 
     def _protected(self, ahead: Sequence[Round] = ()) -> set[int]:
-        """The checkpoints to keep: where longer runs branch off, of the best weights (also before that) and of those
-        that may be the best.
+        """The checkpoints to keep: where longer runs branch off, and of weights that are the best or may be.
+
+        Those that are the best before the branch may be the best of a longer run.
         """
-        branch = branch_point(self._plan, self._run.config)
-        candidates = [step for round_ in ahead for step in round_.evaluations] if self._patience is not None else []
-        steps = (branch, self._best_step(), self._best_step(branch) if branch is not None else None, *candidates)
+        branch, candidates = branch_point(self._plan, self._run.config), self._candidates()
+        steps = [branch, best_step(candidates)]
+        if branch is not None:
+            steps.append(best_step([each for each in candidates if each.step <= branch]))
+        if self._patience is not None:
+            steps += [step for round_ in ahead for step in round_.evaluations]
         return {step for step in steps if step is not None}
 
     def _read_logs(self, step: int) -> list[EpochSnapshot]:

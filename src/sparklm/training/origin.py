@@ -6,7 +6,6 @@ replicas, wherever and whenever they are made, read that file, so the model itse
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -28,13 +27,14 @@ from sparklm.training.run import (
     MODEL_STATE,
     OPTIMIZER_STATE,
     RUN_FORMAT,
-    STATS_JSON,
     BegunFrom,
     Run,
     read_embeddings,
+    read_model_step,
     read_run,
 )
 from sparklm.training.sync.finish import resume_replica
+from sparklm.training.tensors import prefixed
 
 _LONGEST_WINDOW = 1024  # of a model with a longer context, unless data.window_size says otherwise
 
@@ -149,21 +149,14 @@ def _window_size(origin: _Origin) -> int:
     return length if origin.shape.predicts_last_only else min(length, _LONGEST_WINDOW)
 
 
-def _model_step(run: Run) -> int | None:
-    """The step that a run's model.zip comes from, if the run's statistics say it."""
-    statistics = run.folder.read_json(STATS_JSON) if run.folder.exists(STATS_JSON) else {}
-    step = statistics.get("the model's step") if isinstance(statistics, dict) else None
-    return step if isinstance(step, int) else None
-
-
 def _state_of_model(address: str) -> _State:
     """The weights of a finished model."""
     run, model = _find_run(address), load_model(address).model
     return _State(
-        tensors=_prefixed(MODEL_STATE, model.state_dict()),
+        tensors=prefixed(MODEL_STATE, model.state_dict()),
         vocab_size=model.shape.vocab_size,
         run_id=None if run is None else run.run_id,
-        step=None if run is None else _model_step(run),
+        step=None if run is None else read_model_step(run.folder),
     )
 
 
@@ -173,15 +166,11 @@ def _state_of_checkpoint(address: str) -> _State:
     replica = resume_replica(run, latest_step(run.folder), number=0)
     model, optimizer = replica.model, replica.optimizer
     return _State(
-        tensors=_prefixed(MODEL_STATE, model.state_dict()) | _prefixed(OPTIMIZER_STATE, optimizer.tensors(model)),
+        tensors=prefixed(MODEL_STATE, model.state_dict()) | prefixed(OPTIMIZER_STATE, optimizer.tensors(model)),
         vocab_size=model.shape.vocab_size,
         run_id=run.run_id,
         step=replica.step,
     )
-
-
-def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
 
 
 def _fitting(tensors: dict[str, Tensor], shape: ModelShape, address: str) -> dict[str, Tensor]:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Protocol
 
-from pydantic import BaseModel
-
 from sparklm.progress.watcher import Watcher
 from sparklm.storage import Folder
 from sparklm.text.shards import Dataset
@@ -18,6 +16,7 @@ from sparklm.training.records import (
     STEPS,
     TASKS,
     EvaluationRecord,
+    Line,
     Sample,
     StepRecord,
     TaskRecord,
@@ -47,9 +46,9 @@ class RunRecorder:
     ) -> None:
         """Go on with the records of the checkpoint at a step."""
         self._run, self._dataset, self._watcher, self._listeners = run, dataset, watcher, listeners
-        self.records = read_metrics(run)
-        self.evaluations = [entry for entry in read_lines(run, EVALUATIONS, EvaluationRecord) if entry.step <= step]
-        self._samples = [entry for entry in read_lines(run, SAMPLES, Sample) if entry.step <= step]
+        self._step, self.records = step, read_metrics(run)
+        self.evaluations = read_lines(run, EVALUATIONS, EvaluationRecord)
+        self._samples = read_lines(run, SAMPLES, Sample)
         self._steps, self._tasks = read_lines(run, STEPS, StepRecord), read_lines(run, TASKS, TaskRecord)
 
     def keep(self, epochs: int, is_planned: Callable[[int], bool]) -> None:
@@ -58,22 +57,25 @@ class RunRecorder:
         They are of a run that went another way from here: they must not come back when a later checkpoint is gone on
         from.
         """
-        self.records = [entry for entry in self.records if entry.Epoch <= epochs]
-        kept = len(self.records)
-        self._steps = [entry for entry in self._steps if entry.epoch <= kept]
-        self._tasks = [entry for entry in self._tasks if entry.epoch <= kept]
-        self.evaluations = [entry for entry in self.evaluations if is_planned(entry.step)]
-        self._samples = [entry for entry in self._samples if is_planned(entry.step)]
-        write_metrics(self._run, self.records)
-        self._write(EVALUATIONS, self.evaluations)
-        self._write(SAMPLES, self._samples)
-        self._write(STEPS, self._steps)
-        self._write(TASKS, self._tasks)
 
-    def _write(self, name: str, lines: Sequence[BaseModel]) -> None:
-        """Write a file of records, if it has any or is there."""
-        if lines or self._run.exists(name):
-            write_lines(self._run, name, lines)
+        def is_kept(step: int) -> bool:
+            return step <= self._step and is_planned(step)
+
+        kept = [entry for entry in self.records if entry.Epoch <= epochs]
+        if len(kept) < len(self.records):
+            write_metrics(self._run, kept)
+        self.records = kept
+        self._steps = self._kept(STEPS, self._steps, lambda entry: entry.epoch <= len(kept))
+        self._tasks = self._kept(TASKS, self._tasks, lambda entry: entry.epoch <= len(kept))
+        self.evaluations = self._kept(EVALUATIONS, self.evaluations, lambda entry: is_kept(entry.step))
+        self._samples = self._kept(SAMPLES, self._samples, lambda entry: is_kept(entry.step))
+
+    def _kept(self, name: str, lines: list[Line], is_kept: Callable[[Line], bool]) -> list[Line]:
+        """Those of a file's lines that are kept; the file is written anew if others go."""
+        kept = [line for line in lines if is_kept(line)]
+        if len(kept) < len(lines):
+            write_lines(self._run, name, kept)
+        return kept
 
     def evaluated(self, record: EvaluationRecord, sample: Sample | None) -> None:
         """Record an evaluation, and pass it on, unless that was done before."""

@@ -37,7 +37,7 @@ from sparklm.training.run import MODEL_STATE, OPTIMIZER_STATE, Run, make_plan, r
 from sparklm.training.schedule import learning_rate
 from sparklm.training.sync.rounds import Round
 from sparklm.training.sync.strategies import AFTER_DIVERGENCE, make_strategy
-from sparklm.training.tensors import tensors_below
+from sparklm.training.tensors import prefixed, tensors_below
 
 _logger = logging.getLogger(__name__)
 _STEPS_MEASURED, _SECONDS_MEASURED = 8, 3.0  # of steps that are done to see how long they take
@@ -68,7 +68,6 @@ class Replica:
         self.strategy = make_strategy(self)
         self.step = 0  # steps whose gradient is computed
         self.pending: Round | None = None  # the round just done, whose sync is not finished
-        self.round_seconds = 0.0  # of the round just done
         self._train_windows = self.dataset.windows(self.dataset.train, config.data, config.data.window_stride)
 
     def renew(self, run: Run) -> None:
@@ -96,7 +95,6 @@ class Replica:
             round_, _ = round_.cut_at(self.step)
         seconds, totals = time.perf_counter() - begun, self.log.totals
         totals.seconds += seconds
-        self.round_seconds = seconds
         totals.cpu_seconds += time.process_time() - begun_cpu
         _logger.info("round ends", extra=self.figures(**length, seconds=seconds, loss=totals.last_loss))
         self.pending = round_ if self.strategy.syncs else None
@@ -238,8 +236,7 @@ class Replica:
 
     def shared_state(self) -> dict[str, Tensor]:
         """What is the same in all replicas and must survive."""
-        average = {f"average/{name}": tensor for name, tensor in self.ema.weights.items()}
-        return self.strategy.shared_state() | average
+        return self.strategy.shared_state() | prefixed("average/", self.ema.weights)
 
     @torch.no_grad()
     def restore(self, round_: Round, tensors: dict[str, Tensor]) -> None:

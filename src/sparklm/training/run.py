@@ -22,6 +22,7 @@ from sparklm.wording import listed
 RUN_FORMAT = "sparklm run 1"
 CONFIG, MODEL, SAMPLE_TEXT, REPORT = "config.json", "model.zip", "sample.txt", "report.html"
 STATS_JSON = "stats.json"
+MODEL_STEP = "the model's step"  # in it
 INIT = "init.safetensors"  # what the run begins with, where that is not drawn by the seed
 MODEL_STATE, OPTIMIZER_STATE = "model/", "optimizer/"  # what the names of its tensors begin with
 LEAST_SYNCS = 4  # in an epoch, where the number of replicas comes from slots: with fewer they hardly learn together
@@ -112,7 +113,6 @@ def new_run(
     dataset: str,
     manifest: Manifest,
     threads: int,
-    evaluation: EvaluationPlan,
     begun_from: BegunFrom | None = None,
 ) -> Run:
     """A run that is about to begin; once it is written, its settings are fixed."""
@@ -122,7 +122,6 @@ def new_run(
         dataset=dataset,
         dataset_sha256=manifest.fingerprint,
         threads=threads,
-        evaluation=evaluation,
         begun_from=begun_from,
     )
     return _placed(record, folder)
@@ -214,6 +213,13 @@ def make_plan(config: Config, dataset: Dataset) -> WindowPlan:
         seed=training.seed,
         max_steps=training.max_steps,
     )
+
+
+def read_model_step(folder: Folder) -> int | None:
+    """The step that a run's model.zip comes from, if the run's statistics say it."""
+    statistics = folder.read_json(STATS_JSON) if folder.exists(STATS_JSON) else {}
+    step = statistics.get(MODEL_STEP) if isinstance(statistics, dict) else None
+    return step if isinstance(step, int) else None
 
 
 def planned_epochs(run: Run) -> int:

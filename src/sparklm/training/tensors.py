@@ -32,6 +32,11 @@ def copied(value: Tensor, device: torch.device, place: Tensor | None) -> Tensor:
     return value.to(device, copy=True)
 
 
+def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors as one part of a checkpoint: their names with a prefix."""
+    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+
+
 def tensors_below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """One part of the tensors of a checkpoint, its names without the prefix."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -89,7 +89,7 @@ def test_an_unchanged_dataset_is_parsed_once_and_a_changed_one_anew(tmp_path: Pa
 
 
 def test_tokens_are_counted_in_all_of_a_split_or_its_beginning(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("sparklm.text.shards._COUNTED_AT_ONCE", 3)
+    monkeypatch.setattr("sparklm.text.shards._READ_AT_ONCE", 3)
     write_corpus(tmp_path, a="abcabba")
     make(tmp_path, validation_fraction=0)
     dataset = opened(tmp_path)

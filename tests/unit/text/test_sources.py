@@ -37,6 +37,17 @@ def test_a_folder_corpus_leaves_out_hidden_folders_and_what_sparklm_wrote(tmp_pa
     assert [source.name for source in list_sources(str(tmp_path))] == ["a.txt", "notes/c.txt"]
 
 
+def test_a_run_is_known_by_its_config_and_not_by_names_that_others_use(tmp_path: Path) -> None:
+    for name in ("config.json", "dataset/a.txt", "model/config.json", "model/status.json", "model/b.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text("{}")
+    assert [source.name for source in list_sources(str(tmp_path))] == ["dataset/a.txt", "model/b.txt"]
+    (tmp_path / "model/config.json").write_text('{"format": "sparklm run 1"}')
+    assert [source.name for source in list_sources(str(tmp_path))] == ["dataset/a.txt"]
+    with pytest.raises(UserError, match="is a run of sparklm's"):
+        list_sources(str(tmp_path / "model"))
+
+
 def test_a_link_to_nowhere_and_a_name_that_is_no_text_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a.txt").symlink_to(tmp_path / "gone")
     with pytest.raises(UserError, match=r"a\.txt cannot be read: No such file"):

@@ -192,8 +192,8 @@ def _is_evaluated_here(replica: Replica, done: Round, heartbeat: Heartbeat) -> b
     """Whether a replica alone evaluates its epoch at once: so quick that its round may wait for it before it counts."""
     if replica.strategy.syncs or not done.ends_epoch or heartbeat.is_to_stop:
         return False
-    windows_trained = (done.stop - done.start) * replica.plan.batch_size
-    seconds_a_window = replica.round_seconds / windows_trained
+    totals = replica.log.totals  # of the epoch
+    seconds_a_window = totals.seconds / (totals.steps * replica.plan.batch_size)
     return replica.num_validation_windows * seconds_a_window < _QUICK_SECONDS
 
 

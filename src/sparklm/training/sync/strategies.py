@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sparklm.errors import TrainingDivergedError
 from sparklm.training.sync.codec import Codec, ErrorFeedback
-from sparklm.training.tensors import copied, flatten, tensors_below, unflatten
+from sparklm.training.tensors import copied, flatten, prefixed, tensors_below, unflatten
 
 if TYPE_CHECKING:
     from sparklm.text.windows import Int64Array
@@ -96,7 +96,7 @@ class Strategy(ABC):
 
     def shared_state(self) -> dict[str, Tensor]:
         """What is the same in all replicas and must survive."""
-        return _prefixed("model/", dict(self.replica.model.state_dict())) | self._optimizer_state()
+        return prefixed("model/", self.replica.model.state_dict()) | self._optimizer_state()
 
     def own_state(self) -> dict[str, Tensor]:
         """What only this replica has and must survive."""
@@ -115,7 +115,7 @@ class Strategy(ABC):
         return copied(tensors[name], self.replica.device, place) if name in tensors else None
 
     def _optimizer_state(self) -> dict[str, Tensor]:
-        return _prefixed("optimizer/", self.replica.optimizer.tensors(self.replica.model))
+        return prefixed("optimizer/", self.replica.optimizer.tensors(self.replica.model))
 
 
 class Single(Strategy):
@@ -233,10 +233,6 @@ def make_strategy(replica: Replica) -> Strategy:
     if distributed.replicas == 1:
         return Single(replica)
     return AllReduce(replica) if distributed.strategy == "allreduce" else OuterOptimizer(replica)
-
-
-def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
 
 
 def _known(tensors: dict[str, Tensor | None]) -> dict[str, Tensor]:
