@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparklm.api import Callback, Model, Run, Score, evaluate, load, prepare, train
+    from sparklm.api import Callback, Model, Run, evaluate, load, prepare, train
+    from sparklm.inference.scoring import Score
 
 __version__ = "0.1.0"
 __all__ = ["Callback", "Model", "Run", "Score", "evaluate", "load", "prepare", "train"]

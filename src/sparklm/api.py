@@ -32,24 +32,22 @@ import contextlib
 import hashlib
 import html
 import json
-import math
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
-
-import torch
-import torch.nn.functional as F
 
 from sparklm import job
 from sparklm.config import Config
 from sparklm.config.resolve import Resolution, resolve
 from sparklm.errors import UserError
 from sparklm.evaluation import CorpusEvaluation, evaluate_corpus, evaluate_dataset
-from sparklm.inference.generate import Sampling, encode_prompt, generate_text, generate_tokens
+from sparklm.inference.generate import generate_text, generate_texts, generate_tokens
 from sparklm.inference.predict import Candidate, predict_next
+from sparklm.inference.prompts import encode_prompt
+from sparklm.inference.sampling import Sampling
+from sparklm.inference.scoring import Score, score_texts
 from sparklm.models.model_zip import TrainedModel, load_model
 from sparklm.placement.protocol import Placement
 from sparklm.placement.start import started
@@ -240,17 +238,6 @@ def evaluate(model: Model, corpus: str | os.PathLike[str] | Dataset) -> CorpusEv
         return evaluate_corpus(model.trained, resolved.data, placement)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Score:
-    """How well a model predicts a text, from its first token to its last."""
-
-    loss: float  # nats a token
-    perplexity: float
-    bits_per_byte: float
-    tokens: int
-    bytes: int
-
-
 class Model:
     """A trained model and its tokenizer."""
 
@@ -287,7 +274,8 @@ class Model:
             return generate_text(self.trained, prompt, max_new_tokens, chosen).text
         if stream:
             raise UserError("a stream goes on from one prompt; give one, or leave out stream")
-        return [generate_text(self.trained, each, max_new_tokens, chosen).text for each in prompt]
+        seeds = [chosen.seed] * len(prompt)
+        return [each.text for each in generate_texts(self.trained, prompt, max_new_tokens, chosen, seeds)]
 
     def _stream(self, prompt: str, max_new_tokens: int, sampling: Sampling) -> Iterator[str]:
         """Pieces of text as they come; a character whose bytes are not all there yet waits for the rest."""
@@ -309,30 +297,7 @@ class Model:
 
     def score(self, texts: Sequence[str]) -> list[Score]:
         """How well the model predicts each text: every token of it, given those before it in the context."""
-        shape = self.trained.model.shape
-        if shape.predicts_embedding or shape.predicts_last_only:
-            raise UserError(f"a network of the objective {shape.objective.kind} gives texts no probability")
-        return [self._score(text) for text in texts]
-
-    @torch.no_grad()
-    def _score(self, text: str) -> Score:
-        """Read a text once, in windows of the context; the first token follows the end of another text."""
-        tokenizer, model = self.trained.tokenizer, self.trained.model
-        tokens = [tokenizer.end_of_text, *tokenizer.encode(text).tolist()]
-        size, total = model.shape.context_length, 0.0
-        for first in range(0, len(tokens) - 1, size):
-            window = torch.tensor([tokens[first : first + size + 1]], device=model.device)
-            scores_TV = model(window[:, :-1])[0].float()
-            total += float(F.cross_entropy(scores_TV, window[0, 1:], reduction="sum"))
-        num_tokens, num_bytes = len(tokens) - 1, len(text.encode())
-        loss = total / num_tokens if num_tokens else 0.0
-        return Score(
-            loss=loss,
-            perplexity=math.exp(min(loss, 700.0)),
-            bits_per_byte=total / math.log(2) / num_bytes if num_bytes else 0.0,
-            tokens=num_tokens,
-            bytes=num_bytes,
-        )
+        return score_texts(self.trained, texts)
 
 
 class Run:

@@ -16,7 +16,9 @@ from sparklm.config import Config
 from sparklm.embeddings.files import EMBEDDINGS, WORD2VEC_ROUNDS
 from sparklm.embeddings.make import make_embeddings, write_embeddings
 from sparklm.errors import UserError
-from sparklm.inference.generate import Sampling, generate_text, prompt_of
+from sparklm.inference.generate import generate_text
+from sparklm.inference.prompts import prompt_of
+from sparklm.inference.sampling import Sampling
 from sparklm.logs import forget, identify
 from sparklm.models.build import count_parameters
 from sparklm.models.model_zip import TrainedModel, load_model

@@ -30,7 +30,8 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="The same seed gives the same text.")] = 0,
 ) -> None:
     """Write text that goes on from a prompt."""
-    from sparklm.inference.generate import Sampling, generate_text
+    from sparklm.inference.generate import generate_text
+    from sparklm.inference.sampling import Sampling
     from sparklm.models.model_zip import load_model
 
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)

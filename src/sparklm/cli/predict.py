@@ -39,8 +39,8 @@ def predict(
 
 
 def _print_next(trained: TrainedModel, context: str, top: int, as_json: bool) -> None:
-    from sparklm.inference.generate import encode_prompt
     from sparklm.inference.predict import predict_next
+    from sparklm.inference.prompts import encode_prompt
 
     tokens, note = encode_prompt(trained, context)
     print_note(note)

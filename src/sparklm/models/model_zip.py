@@ -45,12 +45,16 @@ class TrainedModel:
     model: LanguageModel
     tokenizer: Tokenizer
 
-    @torch.no_grad()
-    def scores_after(self, tokens: Sequence[int], cache: Cache | None = None) -> Tensor:
+    def scores_after(self, tokens: Sequence[int]) -> Tensor:
         """The score of every token to follow these, (V), on the CPU wherever the model is."""
-        tokens_BT = torch.tensor([list(tokens)], device=self.model.device)
-        scores_V: Tensor = self.model(tokens_BT, cache, last_only=True)[0, 0]
-        return scores_V.cpu()
+        return self.scores_after_all([tokens])[0]
+
+    @torch.no_grad()
+    def scores_after_all(self, rows: Sequence[Sequence[int]], cache: Cache | None = None) -> Tensor:
+        """The score of every token to follow each of some rows of equal length, (B, V), on the CPU."""
+        tokens_BT = torch.tensor([list(row) for row in rows], device=self.model.device)
+        scores_BV: Tensor = self.model(tokens_BT, cache, last_only=True)[:, 0]
+        return scores_BV.cpu()
 
 
 @dataclass(frozen=True, kw_only=True)

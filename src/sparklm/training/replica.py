@@ -19,7 +19,9 @@ from torch import Tensor, nn
 
 from sparklm.errors import TrainingDivergedError
 from sparklm.evaluation import tally_windows
-from sparklm.inference.generate import Sampling, generate_text, prompt_of
+from sparklm.inference.generate import generate_text
+from sparklm.inference.prompts import prompt_of
+from sparklm.inference.sampling import Sampling
 from sparklm.logs import TRACE
 from sparklm.models.build import build_model
 from sparklm.models.model_zip import TrainedModel

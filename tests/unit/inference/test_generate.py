@@ -12,15 +12,10 @@ import torch
 from sparklm.config import GenerationConfig
 from sparklm.config.resolve import resolve
 from sparklm.errors import UserError
-from sparklm.inference.generate import (
-    Sampling,
-    choose_token,
-    encode_prompt,
-    generate_text,
-    generate_tokens,
-    prompt_of,
-)
+from sparklm.inference.generate import generate_text, generate_tokens
 from sparklm.inference.predict import predict_next
+from sparklm.inference.prompts import encode_prompt, prompt_of
+from sparklm.inference.sampling import Sampling, choose_tokens
 from sparklm.models.build import build_model
 from sparklm.models.cache import Cache
 from sparklm.models.model_zip import TrainedModel, load_model
@@ -73,7 +68,7 @@ def test_without_temperature_the_likeliest_token_is_taken(trained: TrainedModel)
 def _drawn(sampling: Sampling) -> set[int]:
     scores = torch.log(torch.tensor([0.1, 0.5, 0.3, 0.1]))
     generator = torch.Generator().manual_seed(0)
-    return {choose_token(scores, sampling, generator) for _ in range(200)}
+    return {choose_tokens(scores[None], sampling, [generator])[0] for _ in range(200)}
 
 
 def test_top_k_and_top_p_limit_the_choice() -> None:
@@ -108,7 +103,7 @@ def test_a_prompt_that_is_no_text_is_refused(trained: TrainedModel) -> None:
 def test_drawing_follows_the_probabilities() -> None:
     scores = torch.log(torch.tensor([0.2, 0.8]))
     generator = torch.Generator().manual_seed(0)
-    share = sum(choose_token(scores, Sampling(temperature=1.0), generator) for _ in range(2000)) / 2000
+    share = sum(choose_tokens(scores.expand(2000, -1), Sampling(temperature=1.0), [generator] * 2000)) / 2000
     assert share == pytest.approx(0.8, abs=0.03)
 
 
@@ -164,10 +159,10 @@ def test_the_unknown_token_is_never_generated(monkeypatch: pytest.MonkeyPatch) -
     trained = TrainedModel(model=model, tokenizer=tokenizer)
     best = int(tokenizer.encode(" two")[0])
 
-    def scores(self: TrainedModel, tokens: list[int], cache: Cache | None = None) -> torch.Tensor:
-        values = torch.zeros(tokenizer.vocab_size)
-        values[tokenizer.unknown], values[best] = 9.0, 5.0
+    def scores(self: TrainedModel, rows: list[list[int]], cache: Cache | None = None) -> torch.Tensor:
+        values = torch.zeros(len(rows), tokenizer.vocab_size)
+        values[:, tokenizer.unknown], values[:, best] = 9.0, 5.0
         return values
 
-    monkeypatch.setattr(TrainedModel, "scores_after", scores)
+    monkeypatch.setattr(TrainedModel, "scores_after_all", scores)
     assert list(generate_tokens(trained, [best], 3, Sampling(temperature=0))) == [best] * 3

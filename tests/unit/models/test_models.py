@@ -15,8 +15,10 @@ from sparklm.config import Config, DataConfig, ModelConfig
 from sparklm.config.resolve import resolve
 from sparklm.errors import UserError
 from sparklm.evaluation import evaluate_corpus
-from sparklm.inference.generate import Sampling, encode_prompt, generate_text, generate_tokens
+from sparklm.inference.generate import generate_text, generate_tokens
 from sparklm.inference.predict import predict_next
+from sparklm.inference.prompts import encode_prompt
+from sparklm.inference.sampling import Sampling
 from sparklm.models import objectives
 from sparklm.models.build import build_model, network_class
 from sparklm.models.cache import Cache

@@ -12,7 +12,8 @@ from torch import nn
 from sparklm.config import TrainingConfig
 from sparklm.config.resolve import resolve
 from sparklm.errors import UserError
-from sparklm.inference.generate import Sampling, generate_text
+from sparklm.inference.generate import generate_text
+from sparklm.inference.sampling import Sampling
 from sparklm.models.build import build_model, count_parameters
 from sparklm.models.model_zip import load_model
 from sparklm.training.memory import estimate_replica_bytes

@@ -1,0 +1,74 @@
+"""How the next token is chosen among the scores.
+
+Shapes: B batch, K candidates, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparklm.config import GenerationConfig
+from sparklm.errors import UserError
+
+_COLDEST = 1e-6  # below this temperature the likeliest token is taken
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How likely tokens must be, and by which chance one of them is drawn."""
+
+    temperature: float = 0.8
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise UserError(f"temperature {self.temperature} must be 0 or more, and finite")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top-k {self.top_k} must be at least 1")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UserError(f"top-p {self.top_p} must be above 0 and at most 1")
+        if not 0 <= self.seed < 2**63:
+            raise UserError(f"seed {self.seed} must be from 0 to 2^63 - 1")
+
+    @classmethod
+    def of(cls, generation: GenerationConfig) -> Sampling:
+        """Choose as a run is set to."""
+        return cls(
+            temperature=generation.temperature, top_k=generation.top_k, top_p=generation.top_p, seed=generation.seed
+        )
+
+
+def choose_tokens(scores_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Generator]) -> list[int]:
+    """Draw a token for each row, by its own chance: likeliest first, cut off by top-k and top-p.
+
+    A draw is the one that `torch.multinomial` makes of the same probabilities: the largest quotient of a probability
+    and an exponential number.
+    """
+    if sampling.temperature < _COLDEST or not generators:
+        return scores_BV.argmax(dim=-1).tolist()
+    below_best_BV = (scores_BV.float() - scores_BV.amax(dim=-1, keepdim=True)) / sampling.temperature
+    ordered_BK, ids_BK = _likeliest(below_best_BV, sampling.top_k)
+    probabilities_BK = torch.softmax(ordered_BK, dim=-1)
+    if sampling.top_p is not None:
+        total_before = probabilities_BK.cumsum(dim=-1) - probabilities_BK
+        probabilities_BK = torch.where(total_before < sampling.top_p, probabilities_BK, 0.0)
+    chances_BK = torch.stack([torch.empty(ids_BK.shape[1]).exponential_(generator=each) for each in generators])
+    chosen_B1 = (probabilities_BK / chances_BK).argmax(dim=-1, keepdim=True)
+    return ids_BK.gather(1, chosen_B1)[:, 0].tolist()
+
+
+def _likeliest(scores_BV: Tensor, top_k: int | None) -> tuple[Tensor, Tensor]:
+    """The best scores in their order, and whose they are; among equal ones the smaller id is first."""
+    if top_k is None or top_k >= scores_BV.shape[1]:
+        ordered_BV, ids_BV = torch.sort(scores_BV, descending=True, stable=True)
+        return ordered_BV, ids_BV
+    ids_BK = torch.topk(scores_BV, top_k).indices.sort(dim=-1).values
+    ordered_BK, places_BK = torch.sort(scores_BV.gather(1, ids_BK), descending=True, stable=True)
+    return ordered_BK, ids_BK.gather(1, places_BK)
