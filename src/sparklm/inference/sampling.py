@@ -54,8 +54,8 @@ def choose_tokens(scores_BV: Tensor, sampling: Sampling, generators: Sequence[to
     if sampling.temperature < _COLDEST or not generators:
         return scores_BV.argmax(dim=-1).tolist()
     below_best_BV = (scores_BV.float() - scores_BV.amax(dim=-1, keepdim=True)) / sampling.temperature
-    ordered_BK, ids_BK = _likeliest(below_best_BV, sampling.top_k)
-    probabilities_BK = torch.softmax(ordered_BK, dim=-1)
+    scores_BK, ids_BK = _candidates(below_best_BV, sampling)
+    probabilities_BK = torch.softmax(scores_BK, dim=-1)
     if sampling.top_p is not None:
         total_before = probabilities_BK.cumsum(dim=-1) - probabilities_BK
         probabilities_BK = torch.where(total_before < sampling.top_p, probabilities_BK, 0.0)
@@ -64,11 +64,11 @@ def choose_tokens(scores_BV: Tensor, sampling: Sampling, generators: Sequence[to
     return ids_BK.gather(1, chosen_B1)[:, 0].tolist()
 
 
-def _likeliest(scores_BV: Tensor, top_k: int | None) -> tuple[Tensor, Tensor]:
-    """The best scores in their order, and whose they are; among equal ones the smaller id is first."""
-    if top_k is None or top_k >= scores_BV.shape[1]:
-        ordered_BV, ids_BV = torch.sort(scores_BV, descending=True, stable=True)
-        return ordered_BV, ids_BV
-    ids_BK = torch.topk(scores_BV, top_k).indices.sort(dim=-1).values
+def _candidates(scores_BV: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """The scores that are drawn from, and whose they are: best first, where top-k or top-p cut off the others."""
+    if sampling.top_k is None and sampling.top_p is None:
+        return scores_BV, torch.arange(scores_BV.shape[1]).expand_as(scores_BV)
+    ids_BK = torch.topk(scores_BV, min(sampling.top_k or scores_BV.shape[1], scores_BV.shape[1])).indices
+    ids_BK = ids_BK.sort(dim=-1).values  # among equal scores the smaller id is first
     ordered_BK, places_BK = torch.sort(scores_BV.gather(1, ids_BK), descending=True, stable=True)
     return ordered_BK, ids_BK.gather(1, places_BK)

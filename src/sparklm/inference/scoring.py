@@ -26,7 +26,7 @@ from sparklm.models.network import LanguageModel
 Surprises = npt.NDArray[np.float32]
 _LONGEST_WINDOW = 4096  # of networks with a longer context
 _BLOCK_TOKENS = 2**18  # of documents that are sorted and packed together
-_BATCH_TOKENS = {"cpu": 2**12, "cuda": 2**16}
+_BATCH_TOKENS = {"cpu": 2**11, "cuda": 2**16}
 _MOST_SCORES_AT_ONCE = {"cpu": 2**20, "cuda": 2**26}  # (prediction, token) pairs: on a CPU, what its caches hold
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from sparklm.config import GenerationConfig
 from sparklm.config.resolve import resolve
 from sparklm.errors import UserError
-from sparklm.inference.generate import generate_text, generate_tokens
+from sparklm.inference.generate import generate_text, generate_texts, generate_tokens
 from sparklm.inference.predict import predict_next
 from sparklm.inference.prompts import encode_prompt, prompt_of
 from sparklm.inference.sampling import Sampling, choose_tokens
@@ -33,6 +34,35 @@ def test_the_same_seed_gives_the_same_text_and_another_does_not(trained: Trained
     texts = [generate_text(trained, "The quick", 40, Sampling(seed=seed, temperature=1.0)).text for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
     assert texts[0].startswith("The quick")
+
+
+def test_prompts_together_give_what_each_gives_alone(trained: TrainedModel) -> None:
+    prompts = ["The quick", "", "Pack my box", "x" * 40, "The", "How vexingly quick daft zebras jump"]
+    seeds = [5, 5, 6, 7, 8, 9]
+    for sampling in (
+        Sampling(temperature=1.0),
+        Sampling(temperature=0.7, top_k=9),
+        Sampling(temperature=0.9, top_p=0.8),
+    ):
+        together = generate_texts(trained, prompts, 50, sampling, seeds)  # three times the context
+        alone = [
+            generate_text(trained, prompt, 50, replace(sampling, seed=seed))
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
+        assert together == alone
+        assert len({text.text for text in together}) == len(prompts)
+    assert generate_texts(trained, [], 5, Sampling(), []) == []
+
+
+@pytest.mark.parametrize("top_k", [None, 7])
+def test_a_draw_is_that_of_multinomial(top_k: int | None) -> None:
+    scores = torch.randn(20, generator=torch.Generator().manual_seed(1)).sort(descending=True).values
+    for seed in range(20):
+        (chosen,) = choose_tokens(
+            scores[None], Sampling(temperature=1.0, top_k=top_k), [torch.Generator().manual_seed(seed)]
+        )
+        cut = torch.softmax(scores[:top_k] - scores.max(), dim=-1)
+        assert chosen == torch.multinomial(cut, 1, generator=torch.Generator().manual_seed(seed)).item()
 
 
 def test_a_long_prompt_is_whole_in_the_text_though_the_model_sees_its_end(trained: TrainedModel) -> None:
