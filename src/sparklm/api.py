@@ -33,6 +33,7 @@ import hashlib
 import html
 import json
 import os
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -42,7 +43,7 @@ from sparklm import job
 from sparklm.config import Config
 from sparklm.config.resolve import Resolution, resolve
 from sparklm.errors import UserError
-from sparklm.evaluation import CorpusEvaluation, evaluate_corpus, evaluate_dataset
+from sparklm.evaluation import CorpusEvaluation, evaluate_corpus
 from sparklm.inference.generate import generate_text, generate_texts, generate_tokens
 from sparklm.inference.predict import Candidate, predict_next
 from sparklm.inference.prompts import encode_prompt
@@ -51,7 +52,8 @@ from sparklm.inference.scoring import Score, score_texts
 from sparklm.models.model_zip import TrainedModel, load_model
 from sparklm.placement.protocol import Placement
 from sparklm.placement.start import started
-from sparklm.progress.status import StatusFile
+from sparklm.progress.notebook import NotebookView, is_notebook
+from sparklm.progress.status import StatusFile, View
 from sparklm.progress.terminal import console_view
 from sparklm.progress.tracker import Tracker
 from sparklm.progress.watcher import Watcher
@@ -59,7 +61,7 @@ from sparklm.signals import stopping_on_signals
 from sparklm.storage import Folder, new_run_name
 from sparklm.text.prepare import check_corpus
 from sparklm.text.prepare import prepare as prepare_dataset
-from sparklm.text.shards import Dataset, dataset_address
+from sparklm.text.shards import Dataset, Manifest, dataset_address
 from sparklm.text.windows import WindowPlan
 from sparklm.training.metrics import EpochRecord, read_metrics
 from sparklm.training.origin import read_model_settings
@@ -97,7 +99,7 @@ class Callback:
 class _Callbacks(Tracker):
     """Tells callbacks of a job's events, beside what a tracker does with them."""
 
-    def __init__(self, callbacks: Sequence[Callback], *views: Any) -> None:
+    def __init__(self, callbacks: Sequence[Callback], *views: View) -> None:
         super().__init__(*views)
         self._callbacks, self._told_syncs = callbacks, 0  # up to this step
 
@@ -141,7 +143,7 @@ def train(
     settings: Mapping[str, object] | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> Run:
     """Train a model, from raw text to a finished run, or go on with a run.
 
@@ -186,12 +188,9 @@ def run_job(
     @contextmanager
     def start(_: Watcher) -> Iterator[Placement]:
         watcher.add(StatusFile(folder))
-        if config.spark.master != "none" and session is None:
-            watcher.stage(f"Starting Spark {config.spark.master}")
-        with started(config.spark, watcher, session) as placement:
-            with heeding_signals():  # once more: Spark may have put a handler of its own in the place of the first
-                yield placement
-            watcher.end("finished")  # before Spark has stopped, which takes a while
+        # The signals once more: Spark may have put a handler of its own in the place of the first.
+        with _working(config, watcher, session) as placement, heeding_signals():
+            yield placement
 
     with heeding_signals():
         return job.train(config, folder, start, watcher, resume=resume, stop=stop)
@@ -206,7 +205,7 @@ def prepare(
     preset: str | None = None,
     config: str | None = None,
     settings: Mapping[str, object] | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> Dataset:
     """Turn raw text into a dataset, which `train` and `evaluate` take; one that is there already is returned."""
     spark = _session_of(corpus, spark)
@@ -214,12 +213,21 @@ def prepare(
     if _is_texts(corpus):
         raise UserError("a list of texts is trained on as it is; to prepare it, write it to a file")
     given = {"spark.master": _master(master, spark), **_corpus_settings(corpus, folder), **(settings or {})}
-    resolved = resolve(preset=preset, config_file=config, flags=given).config
+    resolution = resolve(preset=preset, config_file=config, flags=given)
     _provide(corpus, folder)
-    check_corpus(resolved.data)
-    with _Callbacks((), *_views(progress)) as watcher, started(resolved.spark, watcher, spark) as placement:
-        prepare_dataset(resolved.data, resolved.cleaning, folder, placement)
+    with Tracker(*_views(progress)) as watcher:
+        for note in resolution.notes:
+            watcher.note(f"note: {note}")
+        run_prepare(resolution.config, folder, watcher, spark)
     return Dataset(folder)
+
+
+def run_prepare(config: Config, folder: Folder, watcher: Tracker, session: SparkSession | None = None) -> Manifest:
+    """Prepare where the settings place it, or on a session that is there; `sparklm prepare` is this."""
+    check_corpus(config.data)
+    with _working(config, watcher, session) as placement:
+        watcher.stage("Preparing the text")
+        return prepare_dataset(config.data, config.cleaning, folder, placement)
 
 
 def load(address: str | os.PathLike[str]) -> Model:
@@ -227,15 +235,42 @@ def load(address: str | os.PathLike[str]) -> Model:
     return Model(load_model(os.fspath(address)))
 
 
-def evaluate(model: Model, corpus: str | os.PathLike[str] | Dataset) -> CorpusEvaluation:
-    """Measure how well a model predicts a text, or the validation part of a dataset."""
-    if isinstance(corpus, Dataset):
-        return evaluate_dataset(model.trained, corpus.folder.url)
-    resolved = resolve(flags={"data.corpus": os.fspath(corpus), "spark.master": "none"}).config
-    if dataset_address(resolved.data) is None:
-        check_corpus(resolved.data)
-    with started(resolved.spark, Watcher()) as placement:
-        return evaluate_corpus(model.trained, resolved.data, placement)
+def evaluate(
+    model: Model,
+    corpus: Corpus = None,
+    *,
+    spark: SparkSession | None = None,
+    settings: Mapping[str, object] | None = None,
+) -> CorpusEvaluation:
+    """Measure how well a model predicts all of a text, a DataFrame, or the validation part of a dataset."""
+    spark = _session_of(corpus, spark)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Folder(place)
+        given = {"spark.master": _master("none", spark), **_corpus_settings(corpus, folder), **(settings or {})}
+        config = resolve(flags=given).config
+        _provide(corpus, folder)
+        return run_evaluation(model.trained, config, Tracker(), spark)
+
+
+def run_evaluation(
+    trained: TrainedModel, config: Config, watcher: Tracker, session: SparkSession | None = None
+) -> CorpusEvaluation:
+    """Evaluate a model on what the settings name; `sparklm evaluate` is this and what it prints."""
+    if dataset_address(config.data) is None:
+        check_corpus(config.data)
+    with _working(config, watcher, session) as placement:
+        watcher.stage("Evaluating")
+        return evaluate_corpus(trained, config.data, placement)
+
+
+@contextmanager
+def _working(config: Config, watcher: Tracker, session: SparkSession | None) -> Iterator[Placement]:
+    """A place where work runs; the job has ended before Spark has stopped, which takes a while."""
+    if config.spark.master != "none" and session is None:
+        watcher.stage(f"Starting Spark {config.spark.master}")
+    with started(config.spark, watcher, session) as placement:
+        yield placement
+        watcher.end("finished")
 
 
 class Model:
@@ -429,7 +464,10 @@ def _view_name(folder: Folder) -> str:
     return f"sparklm_{hashlib.sha256(folder.absolute().url.encode()).hexdigest()[:12]}"
 
 
-def _views(progress: bool) -> list[Any]:
+def _views(progress: bool | None) -> list[View]:
+    """Where the job is shown: by default in a notebook, and nowhere else."""
+    if is_notebook() and progress is not False:
+        return [NotebookView()]
     if not progress:
         return []
     from rich.console import Console

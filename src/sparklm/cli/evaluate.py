@@ -45,28 +45,17 @@ def evaluate(
     Loss, perplexity, bits per byte, accuracy. Of a prepared dataset, the validation part is measured. Tables are read
     by Spark (--master); everything else in this process.
     """
-    from sparklm.evaluation import evaluate_corpus
-    from sparklm.models.model_zip import load_model
-    from sparklm.placement.start import started
-    from sparklm.text.prepare import check_corpus
-    from sparklm.text.shards import dataset_address
-
     logs.set_up(log_level, log_format)
     flags = source_flags(corpus, None, text_column, data_format, table) | {"spark.master": master}
     resolved = resolve_settings(None, config, assignments, flags).config
     if not resolved.data.is_table:
         resolved = resolved.model_copy(update={"spark": resolved.spark.model_copy(update={"master": "none"})})
     check_placement(resolved)
-    trained = load_model(model)
-    if dataset_address(resolved.data) is None:
-        check_corpus(resolved.data)
+    from sparklm.api import load, run_evaluation  # with torch: not before the settings are known to be right
+
+    trained = load(model).trained
     with show_progress(quiet) as watcher:
-        if resolved.data.is_table:
-            watcher.stage(f"Starting Spark {resolved.spark.master}")
-        with started(resolved.spark, watcher) as placement:
-            watcher.stage("Evaluating")
-            result = asdict(evaluate_corpus(trained, resolved.data, placement))
-            watcher.end("finished")  # before Spark has stopped, which takes a while
+        result = asdict(run_evaluation(trained, resolved, watcher))
     if as_json:
         print(json.dumps(result))
         return

@@ -45,26 +45,18 @@ def prepare(
     log_format: LogFormat = None,
 ) -> None:
     """Turn raw text into a dataset, the first stage alone."""
-    from sparklm.job import describe_counts
-    from sparklm.placement.start import started
     from sparklm.storage import Folder
-    from sparklm.text.prepare import check_corpus
-    from sparklm.text.prepare import prepare as prepare_dataset
 
     logs.set_up(log_level, log_format)
     flags = source_flags(corpus, validation, text_column, data_format, table) | {"spark.master": master}
     resolution = resolve_settings(preset, config, assignments, flags)
-    resolved = resolution.config
-    check_placement(resolved)
-    check_corpus(resolved.data)
+    check_placement(resolution.config)
+    from sparklm.api import run_prepare  # with torch: not before the settings are known to be right
+    from sparklm.job import describe_counts
+
     with show_progress(quiet) as watcher:
         for note in resolution.notes:
             watcher.note(f"note: {note}")
-        if resolved.spark.master != "none":
-            watcher.stage(f"Starting Spark {resolved.spark.master}")
-        with started(resolved.spark, watcher) as placement:
-            watcher.stage("Preparing the text")
-            manifest = prepare_dataset(resolved.data, resolved.cleaning, Folder(out), placement)
-            watcher.end("finished")  # before Spark has stopped, which takes a while
+        manifest = run_prepare(resolution.config, Folder(out), watcher)
     next_command = f"{program_name()} train {shlex.quote(out)}"
     print("\n".join([*describe_counts(manifest), f"  {out}", f"next: {next_command}"]))
