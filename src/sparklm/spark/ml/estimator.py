@@ -50,12 +50,12 @@ class LanguageModel(UseParams, Estimator, DefaultParamsReadable, DefaultParamsWr
     preset = param("preset", "a complete set of settings, as of sparklm train --preset", TypeConverters.toString)
     settings = param("settings", "settings by their dotted keys: a dict, or JSON", to_settings)
     epochs = setting("epochs", TypeConverters.toInt)
-    learningRate = setting("learningRate", TypeConverters.toFloat)  # noqa: N815
-    batchSize = setting("batchSize", TypeConverters.toInt)  # noqa: N815
-    numLayers = setting("numLayers", TypeConverters.toInt)  # noqa: N815
+    learningRate = setting("learningRate", TypeConverters.toFloat)
+    batchSize = setting("batchSize", TypeConverters.toInt)
+    numLayers = setting("numLayers", TypeConverters.toInt)
     width = setting("width", TypeConverters.toInt)
-    windowSize = setting("windowSize", TypeConverters.toInt)  # noqa: N815
-    vocabSize = setting("vocabSize", TypeConverters.toInt)  # noqa: N815
+    windowSize = setting("windowSize", TypeConverters.toInt)
+    vocabSize = setting("vocabSize", TypeConverters.toInt)
     replicas = setting("replicas", TypeConverters.toInt)
 
     def _fit(self, dataset: DataFrame) -> LanguageModelModel:
@@ -64,7 +64,10 @@ class LanguageModel(UseParams, Estimator, DefaultParamsReadable, DefaultParamsWr
         resolve(preset=preset, flags=given, read_model=read_model_settings)  # what is wrong is said before any work
         with _own_folder(self._runs() / self._name(given, _content(dataset, text_column))) as folder:
             run = train(dataset, run=folder.url, preset=preset, settings=given)
-        return self._copyValues(LanguageModelModel(modelPath=Folder(run.path).absolute().url)._resetUid(self.uid))
+        model = LanguageModelModel(modelPath=Folder(run.path).absolute().url)
+        model._resetUid(self.uid)
+        self._copyValues(model)
+        return model
 
     def _settings(self) -> dict[str, object]:
         own = {key: self.getOrDefault(name) for name, key in SETTINGS.items() if self.isDefined(name)}

@@ -22,8 +22,8 @@ METRICS = ("perplexity", "bitsPerByte", "loss")
 class PerplexityEvaluator(WithAccessors, Evaluator, DefaultParamsReadable, DefaultParamsWritable):  # type: ignore[misc]
     """Measures the scores that a LanguageModelModel has put into a column, every token counting alike."""
 
-    predictionCol = param("predictionCol", "the column of scores", TypeConverters.toString)  # noqa: N815
-    metricName = param(  # noqa: N815
+    predictionCol = param("predictionCol", "the column of scores", TypeConverters.toString)
+    metricName = param(
         "metricName",
         "perplexity, bitsPerByte (to compare models of different vocabularies) or loss (nats a token)",
         TypeConverters.toString,
@@ -33,7 +33,7 @@ class PerplexityEvaluator(WithAccessors, Evaluator, DefaultParamsReadable, Defau
     def _defaults(cls) -> dict[str, str]:
         return {"predictionCol": "prediction", "metricName": "perplexity"}
 
-    def isLargerBetter(self) -> bool:  # noqa: N802 (Spark's name)
+    def isLargerBetter(self) -> bool:
         """Say that less is better."""
         return False
 

@@ -1,7 +1,6 @@
 """LanguageModelModel: what a trained model says of the rows of a DataFrame, as a column; and how it is saved.
 
-    metadata/    as Spark ML has it
-    model.zip    the model itself, of use without Spark as well
+A saved one is a folder: `metadata`, as Spark ML has it, and `model.zip`, which is of use without Spark as well.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class LanguageModelModel(UseParams, Model, MLReadable, MLWritable):  # type: ign
     `transform` adds one column: the rows' own columns stay as they are, and a null text gives a null.
     """
 
-    modelPath = param(  # noqa: N815
+    modelPath = param(
         _MODEL_PATH, "the model: the folder of a run, a model.zip, a Hugging Face folder", TypeConverters.toString
     )
 
@@ -81,7 +80,7 @@ class _Writer(MLWriter):  # type: ignore[misc]
         super().__init__()
         self._model = model
 
-    def saveImpl(self, path: str) -> None:  # noqa: N802 (Spark's name)
+    def saveImpl(self, path: str) -> None:
         """Save metadata and model; where something is saved already, Spark refuses."""
         params = {each.name: value for each, value in self._model._paramMap.items() if each.name != _MODEL_PATH}
         folder, name = split_address(find_zip(self._model.getOrDefault(_MODEL_PATH))[0])

@@ -83,26 +83,26 @@ def _getter(name: str) -> Callable[[Any], Any]:
     return get_value
 
 
+def _of_generation(name: str) -> str:
+    return f"generate: {describe_setting(f'generation.{name}')}"
+
+
 class UseParams(WithAccessors):
     """What a model is used for. An estimator has these, too, and hands them to the models that it fits."""
 
-    textCol = param("textCol", "the column of texts", TypeConverters.toString)  # noqa: N815
-    outputCol = param("outputCol", "the column that is added", TypeConverters.toString)  # noqa: N815
+    textCol = param("textCol", "the column of texts", TypeConverters.toString)
+    outputCol = param("outputCol", "the column that is added", TypeConverters.toString)
     task = param(
         "task",
         "what transform does: score (a struct: loss, perplexity, bitsPerByte, tokens, bytes), generate (the text and "
         "what follows it), predict (an array of the likeliest next tokens)",
         TypeConverters.toString,
     )
-    maxNewTokens = param("maxNewTokens", "generate: tokens to add", TypeConverters.toInt)  # noqa: N815
-    temperature = param(
-        "temperature", "generate: 0 takes the likeliest token, 1 follows the model's probabilities", TypeConverters.toFloat
-    )
-    topK = param("topK", "generate: choose among this many likeliest tokens", TypeConverters.toInt)  # noqa: N815
-    topP = param(  # noqa: N815
-        "topP", "generate: choose among the likeliest tokens that have this probability together", TypeConverters.toFloat
-    )
-    numTokens = param("numTokens", "predict: how many tokens", TypeConverters.toInt)  # noqa: N815
+    maxNewTokens = param("maxNewTokens", _of_generation("max_new_tokens"), TypeConverters.toInt)
+    temperature = param("temperature", _of_generation("temperature"), TypeConverters.toFloat)
+    topK = param("topK", _of_generation("top_k"), TypeConverters.toInt)
+    topP = param("topP", _of_generation("top_p"), TypeConverters.toFloat)
+    numTokens = param("numTokens", "predict: how many tokens", TypeConverters.toInt)
     seed = param("seed", "of the training (unset: training.seed), and of generated text (0)", TypeConverters.toInt)
 
     @classmethod
