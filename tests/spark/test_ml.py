@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from pyspark.errors import AnalysisException
@@ -15,6 +16,7 @@ from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuil
 from pyspark.sql import DataFrame
 
 import sparklm
+from sparklm import job
 from sparklm.errors import UserError
 from sparklm.inference.scoring import Score
 from sparklm.spark import LanguageModel, LanguageModelModel, PerplexityEvaluator, shared_model
@@ -26,6 +28,13 @@ pytestmark = pytest.mark.spark
 SETTINGS = {**dict(assignment.split("=", 1) for assignment in TINY), "training.max_steps": 8}
 TEXTS = ["The quick brown", "Pack my box with five dozen liquor jugs. " * 5, "naïve 你好", "x"]
 TOO_SLOW, GOOD = 1e-7, 1e-2  # learning rates
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_report() -> Iterator[None]:
+    """The page takes a third of a tiny fit's time."""
+    with mock.patch.object(job, "_write_report"):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -255,3 +264,14 @@ def test_an_evaluator_wants_scores_and_a_metric_that_there_is(rows: DataFrame) -
         PerplexityEvaluator(metricName="rmse").evaluate(rows)
     with pytest.raises(TypeError, match="settings are a dict"):
         LanguageModel(settings="[1]")
+
+
+def test_a_network_without_probabilities_of_texts_is_refused_by_transform(
+    corpus_file: Path, rows: DataFrame, tmp_path: Path
+) -> None:
+    settings = {**SETTINGS, "model.architecture": "dense", "training.max_steps": 2}
+    sparklm.train(corpus_file, run=tmp_path / "run", master="none", settings=settings)
+    model = LanguageModelModel(modelPath=str(tmp_path / "run"))
+    with pytest.raises(UserError, match="gives texts no probability"):
+        model.transform(rows)
+    assert len(answers(model.setTask("predict"), rows)) == len(TEXTS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping
+from pathlib import Path
 
 from sparklm.archive import read_members
 from sparklm.errors import UserError
@@ -25,32 +25,37 @@ def find_zip(address: str) -> tuple[str, str]:
     files = find_model(address)
     if files.archive is None:
         trained = load_model(address)
-        data = pack_model(trained.model.shape, trained.model.state_dict(), trained.tokenizer)
-        sha256 = hashlib.sha256(data).hexdigest()
-        return str(cached_file(sha256, lambda: data)), sha256
-    place = files.folder.absolute().address(files.archive)
-    return place, _checksum(place)
+        return _cached(pack_model(trained.model.shape, trained.model.state_dict(), trained.tokenizer))
+    place, local = files.folder.absolute().address(files.archive), files.folder.local_path(files.archive)
+    if local is not None:
+        return place, _checksum(local)
+    return place, _cached(files.folder.read_bytes(files.archive))[1]
+
+
+def local_zip(address: str, sha256: str) -> Path:
+    """The zip of a model on a disk of this machine: itself, or a copy of it in the cache."""
+    folder, name = split_address(address)
+    return folder.local_path(name) or cached_copy(folder, name, sha256, _CHANGED)
 
 
 @functools.lru_cache(_MOST_OPEN_MODELS)
 def open_local(address: str, sha256: str) -> TrainedModel:
-    """Load the zip of a model, by way of this machine's copy of it; a process does so once."""
+    """Load the zip of a model, by way of this machine's copy of its parts; a process does so once."""
     return load_model(str(cached_folder(sha256, functools.partial(_read_parts, address, sha256))))
 
 
-def _read_parts(address: str, sha256: str) -> Mapping[str, bytes]:
-    folder, name = split_address(address)
-    if folder.local_path(name) is None:
-        address = str(cached_copy(folder, name, sha256, _CHANGED))
-    elif _checksum(address) != sha256:
+def _read_parts(address: str, sha256: str) -> dict[str, bytes]:
+    path = local_zip(address, sha256)
+    if _checksum(path) != sha256:
         raise UserError(f"{address} does not match its checksum; {_CHANGED}")
-    return read_members(address, [CONFIG, WEIGHTS, TOKENIZER], large=[WEIGHTS])
+    return read_members(str(path), [CONFIG, WEIGHTS, TOKENIZER], large=[WEIGHTS])
 
 
-def _checksum(address: str) -> str:
-    folder, name = split_address(address)
-    local = folder.local_path(name)
-    if local is None:
-        return hashlib.sha256(folder.read_bytes(name)).hexdigest()
-    with open(local, "rb") as file:
+def _cached(data: bytes) -> tuple[str, str]:
+    sha256 = hashlib.sha256(data).hexdigest()
+    return str(cached_file(sha256, lambda: data)), sha256
+
+
+def _checksum(path: Path) -> str:
+    with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

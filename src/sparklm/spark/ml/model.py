@@ -14,12 +14,14 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable
 
 from sparklm.errors import UserError
 from sparklm.inference.sampling import Sampling
-from sparklm.models.local_copy import find_zip
+from sparklm.inference.scoring import check_scores
+from sparklm.models.local_copy import find_zip, local_zip
 from sparklm.models.model_files import MODEL_ZIP
+from sparklm.models.model_zip import describe_model
 from sparklm.spark.columns import generate_column, predict_column, score_column
 from sparklm.spark.ml.params import UseParams, check_text_column, param
 from sparklm.spark.shared_model import share_model
-from sparklm.storage import Folder, split_address
+from sparklm.storage import Folder
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -55,6 +57,7 @@ class LanguageModelModel(UseParams, Model, MLReadable, MLWritable):  # type: ign
             return generate_column(shared, text, self.getOrDefault("maxNewTokens"), sampling)
         if task == "predict":
             return predict_column(shared, text, self.getOrDefault("numTokens"))
+        check_scores(describe_model(str(local_zip(shared.address, shared.sha256))).shape)
         return score_column(shared, text)
 
     def _sampling(self) -> Sampling:
@@ -83,9 +86,9 @@ class _Writer(MLWriter):  # type: ignore[misc]
     def saveImpl(self, path: str) -> None:
         """Save metadata and model; where something is saved already, Spark refuses."""
         params = {each.name: value for each, value in self._model._paramMap.items() if each.name != _MODEL_PATH}
-        folder, name = split_address(find_zip(self._model.getOrDefault(_MODEL_PATH))[0])
+        model = local_zip(*find_zip(self._model.getOrDefault(_MODEL_PATH)))
         DefaultParamsWriter.saveMetadata(self._model, path, self.sparkSession, paramMap=params)
-        _folder(self.sparkSession, path).write_bytes(MODEL_ZIP, folder.read_bytes(name))
+        _folder(self.sparkSession, path).write_bytes(MODEL_ZIP, model.read_bytes())
 
 
 class _Reader(MLReader):  # type: ignore[misc]
