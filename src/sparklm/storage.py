@@ -12,7 +12,6 @@ worth something while its writer lives.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
@@ -355,6 +354,8 @@ def _write_folder(path: Path, files: Mapping[str, bytes]) -> None:
 @contextlib.contextmanager
 def _one_at_a_time(place: Path) -> Iterator[None]:
     """Wait for other processes that are in here, but not for ever: it only saves work that is done already."""
+    import fcntl  # not on every system
+
     descriptor = os.open(place, os.O_RDONLY)
     deadline = time.monotonic() + _TURN_SECONDS
     try:

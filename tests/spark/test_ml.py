@@ -224,8 +224,9 @@ def test_a_run_without_a_folder_goes_to_runs(
 WRONG_FITS = {
     r"training.epochs": lambda: LanguageModel(epochs=0),
     r"learning_rate": lambda: LanguageModel(settings={"training.lr": 1}),
-    r"preset 'huge'|huge": lambda: LanguageModel(preset="huge"),
+    r"'huge'": lambda: LanguageModel(preset="huge"),
     r"no column 'body', only text, n; set textCol": lambda: LanguageModel(textCol="body"),
+    r"data.text_column comes from textCol": lambda: LanguageModel(settings={"data.text_column": "body"}),
     r"has no Param 'epoch', only .*epochs": lambda: LanguageModel(epoch=3),
 }
 

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 
 from sparklm.api import train
 from sparklm.config.resolve import resolve
+from sparklm.errors import UserError
 from sparklm.spark.ml.model import LanguageModelModel
 from sparklm.spark.ml.params import (
     SETTINGS,
@@ -33,6 +34,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _RUNS = "runs"
+_DECIDED = {
+    "data.text_column": "textCol",
+    "data.corpus": "the DataFrame",
+    "data.table": "the DataFrame",
+    "output.run": "run",
+}
 _in_training: set[str] = set()  # run folders of this process
 _choosing = threading.Lock()
 
@@ -73,7 +80,11 @@ class LanguageModel(UseParams, Estimator, DefaultParamsReadable, DefaultParamsWr
         own = {key: self.getOrDefault(name) for name, key in SETTINGS.items() if self.isDefined(name)}
         if self.isDefined("seed"):
             own[TRAINING_SEED] = self.getOrDefault("seed")
-        return {**self._value("settings", {}), **own, "data.text_column": self.getOrDefault("textCol")}
+        given = self._value("settings", {})
+        for key, owner in _DECIDED.items():
+            if key in given:
+                raise UserError(f"{key} comes from {owner}; leave it out of settings")
+        return {**given, **own, "data.text_column": self.getOrDefault("textCol")}
 
     def _runs(self) -> Folder:
         return Folder(self._value("run", _RUNS))

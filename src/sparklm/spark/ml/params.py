@@ -57,7 +57,7 @@ class WithAccessors(Params):  # type: ignore[misc]
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        for each in [value for value in map(cls.__dict__.get, cls.__dict__) if isinstance(value, Param)]:
+        for each in [value for value in vars(cls).values() if isinstance(value, Param)]:
             title = each.name[0].upper() + each.name[1:]
             setattr(cls, f"set{title}", _setter(each.name))
             setattr(cls, f"get{title}", _getter(each.name))
