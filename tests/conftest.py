@@ -127,6 +127,14 @@ class RecordingWatcher(Watcher):
         self.notes.append(text)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Copies of shards and models go to a cache of this test run's, in Python workers as well."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARKLM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests do not survive power cuts."""

@@ -28,6 +28,7 @@ LAYERS = (
     ("job",),
     ("signals",),
     ("api",),
+    ("spark.ml",),
     ("cli",),
     ("__main__",),
 )

@@ -57,7 +57,7 @@ class ModelFiles:
         """All tensors, as float32."""
         with refused_by_name(self.address):
             if self.archive is not None or self.folder.exists(WEIGHTS):
-                return self._as_floats(safetensors.torch.load(self._read(WEIGHTS)))
+                return self._tensors(WEIGHTS)
             return self._weights_in_parts(self.folder.read_json(_INDEX)["weight_map"])
 
     def _weights_in_parts(self, weight_map: dict[str, str]) -> dict[str, Tensor]:
@@ -67,13 +67,20 @@ class ModelFiles:
                 raise UserError(f"{self.address}: {_INDEX} names {part!r}, which is no file of this folder")
             if not self.folder.exists(part):
                 raise UserError(f"{self.address} has lost {part}, which {_INDEX} names")
-            tensors = self._as_floats(safetensors.torch.load(self.folder.read_bytes(part)))
+            tensors = self._tensors(part)
             wanted = [name for name, place in weight_map.items() if place == part]
             missing = [name for name in wanted if name not in tensors]
             if missing:
                 raise UserError(f"{self.address}: {part} does not hold {missing[0]}, though {_INDEX} says so")
             weights |= {name: tensors[name] for name in wanted}
         return weights
+
+    def _tensors(self, name: str) -> dict[str, Tensor]:
+        """The tensors of a file; those of a file on a local disk stay there, mapped into memory as they are used."""
+        local = self.folder.local_path(name) if self.archive is None else None
+        return self._as_floats(
+            safetensors.torch.load(self._read(name)) if local is None else safetensors.torch.load_file(local)
+        )
 
     def _as_floats(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, tensor in tensors.items():
