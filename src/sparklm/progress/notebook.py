@@ -53,7 +53,7 @@ class NotebookView(View):
 
 def _display(text: str) -> Callable[[str], None]:
     """Add an output to the cell; what is returned changes it."""
-    from IPython.display import HTML, display  # type: ignore[import-not-found]
+    from IPython.display import HTML, display
 
     handle = display(HTML(text), display_id=True)
     return lambda new: handle.update(HTML(new))
