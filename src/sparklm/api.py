@@ -189,7 +189,7 @@ def run_job(
     def start(_: Watcher) -> Iterator[Placement]:
         watcher.add(StatusFile(folder))
         if config.spark.master != "none" and session is None:
-            watcher.stage(f"Starting Spark {config.spark.master}")
+            watcher.stage(f"Starting Spark {config.spark.address}")
         with started(config.spark, watcher, session) as placement:
             with heeding_signals():  # once more: Spark may have put a handler of its own in the place of the first
                 yield placement
@@ -418,7 +418,11 @@ def _resolve(
 
 
 def _master(master: str | None, spark: SparkSession | None) -> str | None:
-    return master if spark is None else str(spark.sparkContext.master)
+    if spark is None:
+        return master
+    from sparklm.spark.engine import engine_of
+
+    return engine_of(spark).master
 
 
 def _session_of(corpus: Corpus, spark: SparkSession | None) -> SparkSession | None:

@@ -62,7 +62,7 @@ def evaluate(
         check_corpus(resolved.data)
     with show_progress(quiet) as watcher:
         if resolved.data.is_table:
-            watcher.stage(f"Starting Spark {resolved.spark.master}")
+            watcher.stage(f"Starting Spark {resolved.spark.address}")
         with started(resolved.spark, watcher) as placement:
             watcher.stage("Evaluating")
             result = asdict(evaluate_corpus(trained, resolved.data, placement))

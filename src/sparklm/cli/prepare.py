@@ -61,7 +61,7 @@ def prepare(
         for note in resolution.notes:
             watcher.note(f"note: {note}")
         if resolved.spark.master != "none":
-            watcher.stage(f"Starting Spark {resolved.spark.master}")
+            watcher.stage(f"Starting Spark {resolved.spark.address}")
         with started(resolved.spark, watcher) as placement:
             watcher.stage("Preparing the text")
             manifest = prepare_dataset(resolved.data, resolved.cleaning, Folder(out), placement)

@@ -171,8 +171,8 @@ class RunFacts:
         """Where the run was trained."""
         if self.statistics:
             return ", ".join(str(self.statistics[key]) for key in ("placed in", "machine") if self.statistics.get(key))
-        master = self.record.config.spark.master
-        return "one process, no Spark" if master == "none" else f"Spark {master}"
+        address = self.record.config.spark.address
+        return "one process, no Spark" if address == "none" else f"Spark {address}"
 
     @property
     def seconds(self) -> float | None:
