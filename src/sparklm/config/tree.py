@@ -305,7 +305,7 @@ class SparkConfig(Section):
     def _check_connect(self) -> Self:
         if self.is_connect and self.event_log is not None:
             raise ValueError(
-                f"spark.event_log {self.event_log!r} cannot be set through Spark Connect: the server writes its own; "
+                f"event_log {self.event_log!r} cannot be set through Spark Connect: the server writes its own; "
                 "start it with spark.eventLog.enabled and spark.eventLog.dir"
             )
         return self

@@ -61,7 +61,7 @@ def open_session(spark: SparkConfig) -> SparkSession:
             f"{spark.address} does not answer as Spark Connect does within {_ANSWER_SECONDS:.0f} s; {remedy}"
         ) from error
     except PySparkException as error:
-        raise UserError(f"{spark.address} cannot be used: {_first_line(error)}; {remedy}") from error
+        raise UserError(f"{spark.address} cannot be used: {_first_line(error)}") from error
     try:
         for name, value in spark.properties.items():
             session.conf.set(name, value)
