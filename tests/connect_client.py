@@ -1,7 +1,7 @@
 """A program of its own for tests of Spark Connect: a user's session, opened as Spark's documents say.
 
-python -m tests.connect_client SERVER FOLDER trains in the folder on a DataFrame, prepares it as a table, and prints
-what it saw. PySpark decides once for a process whether its functions mean a server or a JVM here.
+python -m tests.connect_client SERVER FOLDER prepares a DataFrame and a table, and prints what is left of the session.
+PySpark decides once for a process whether its functions mean a server or a JVM here.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import sys
 from pathlib import Path
 
 import sparklm
-from tests.conftest import SENTENCES, TINY
+from tests.conftest import SENTENCES
 
-TEXTS = [SENTENCES * 8 + str(number % 4) for number in range(5)]  # the first and the last are equal
-SETTINGS = {**dict(assignment.split("=", 1) for assignment in TINY), "training.max_steps": 6}
+TEXTS = [f"{number % 4} and {SENTENCES}" * 8 for number in range(5)]  # the first and the last are equal
 
 
 def main(server: str, folder: str) -> None:
@@ -23,17 +22,11 @@ def main(server: str, folder: str) -> None:
     session, place = SparkSession.builder.remote(server).getOrCreate(), Path(folder)
     session.addTag("of the user")
     frame = session.createDataFrame([(text,) for text in TEXTS], ["body"])
-    of_rows = {**SETTINGS, "data.text_column": "body", "cleaning.duplicates": "exact"}
-    run = sparklm.train(frame, run=place / "run", settings=of_rows)
+    settings = {"data.tokenizer": "byte", "data.text_column": "body", "cleaning.duplicates": "near"}
+    sparklm.prepare(frame, out=place / "frame", settings=settings)
     frame.write.saveAsTable("documents")
-    sparklm.prepare(out=place / "table", spark=session, settings={**of_rows, "data.table": "documents"})
-    seen = {
-        "master": run.config.spark.master,
-        "finished": run.is_finished,
-        "alive": session.range(10).count(),
-        "tags": sorted(session.getTags()),
-    }
-    print(json.dumps(seen))
+    sparklm.prepare(out=place / "table", spark=session, settings={**settings, "data.table": "documents"})
+    print(json.dumps({"rows": session.table("documents").count(), "tags": sorted(session.getTags())}))
     session.stop()
 
 

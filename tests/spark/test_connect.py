@@ -19,14 +19,17 @@ import pytest
 import sparklm
 from sparklm.config import SparkConfig
 from sparklm.errors import UserError
+from sparklm.spark.doctor.examine import examine_cluster
 from sparklm.spark.placement import OnSpark
 from sparklm.spark.tasks import run_tasks
+from sparklm.storage import Folder
 from tests.commands import Result, run_command
 from tests.conftest import TINY, run_job, tiny_config
-from tests.connect_client import SETTINGS, TEXTS
+from tests.connect_client import TEXTS
 
 pytestmark = pytest.mark.spark
 REPLICAS = ("distributed.replicas=2", "distributed.diloco_steps=4")
+SETTINGS = {**dict(assignment.split("=", 1) for assignment in TINY), "training.max_steps": 6}
 _START_SECONDS = 90.0
 _SERVER_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _SERVER_SETTINGS = {
@@ -117,7 +120,19 @@ def test_a_session_is_used_for_files_and_one_replica(connected: OnSpark, corpus_
     assert (tmp_path / "there/model.zip").read_bytes() == (tmp_path / "here/model.zip").read_bytes()
 
 
-def test_a_users_session_is_used_for_rows_and_tables_and_lives_on(server: str, tmp_path: Path) -> None:
+def test_a_dataframe_is_trained_on_and_its_session_lives_on(connected: OnSpark, tmp_path: Path) -> None:
+    rows = [(text,) for text in TEXTS]
+    frame = connected.session.createDataFrame(rows, ["body"])
+    settings = {**SETTINGS, "data.text_column": "body"}
+    run, again = (sparklm.train(frame, run=tmp_path / name, settings=settings) for name in ("run", "again"))
+    assert (tmp_path / "run/model.zip").read_bytes() == (tmp_path / "again/model.zip").read_bytes()
+    assert run.config.spark.master == again.config.spark.master == connected.engine.master
+    assert frame.count() == len(rows)
+
+
+def test_a_users_program_has_dataframes_and_tables_prepared_and_its_session_is_as_it_was(
+    server: str, tmp_path: Path
+) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "tests.connect_client", server, str(tmp_path)],
         cwd=Path(__file__).parents[2],
@@ -127,13 +142,10 @@ def test_a_users_session_is_used_for_rows_and_tables_and_lives_on(server: str, t
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    seen = json.loads(result.stdout.splitlines()[-1])
-    assert seen == {"master": server, "finished": True, "alive": 10, "tags": ["of the user"]}
-    of_rows, of_table = (
-        json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("run/dataset", "table")
-    )
-    assert of_rows["counts"]["duplicate_documents"] == 1
-    assert [of_rows[key] for key in ("counts", "shards")] == [of_table[key] for key in ("counts", "shards")]
+    assert json.loads(result.stdout.splitlines()[-1]) == {"rows": len(TEXTS), "tags": ["of the user"]}
+    frame, table = (json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("frame", "table"))
+    assert frame["counts"]["duplicate_documents"] == 1
+    assert [frame[key] for key in ("counts", "shards")] == [table[key] for key in ("counts", "shards")]
 
 
 def test_a_table_on_a_server_is_evaluated_as_its_rows_in_a_file_are(
@@ -174,15 +186,14 @@ def test_a_job_that_is_given_up_frees_its_slot_on_the_server(connected: OnSpark,
     assert run_tasks(connected.session, ["a", "b"], str.upper, at_once=True) == ["A", "B"]  # which takes both slots
 
 
-def test_the_doctor_looks_at_a_server(server: str, tmp_path: Path) -> None:
-    flags = ("--set", "data.tokenizer=byte", "--set", "training.threads=2", "--set", "distributed.replicas=1")
-    result = run_command("doctor", "--master", server, "--run", "runs", "--json", *flags, cwd=tmp_path)
-    findings = {finding["name"]: finding for finding in json.loads(result.stdout)}
-    assert result.returncode == 0, result.stdout
-    assert findings["master"]["seen"].endswith(server)
-    assert findings["slots"]["seen"].startswith("2 task slots on 1 executor with 2 cores each, on 1 host")
-    assert findings["run folder"]["seen"].endswith("the driver and 1 host read what the other wrote")
-    assert {"Java", "driver address"}.isdisjoint(findings)
+def test_the_doctor_looks_at_a_server(server: str, connected: OnSpark, tmp_path: Path) -> None:
+    config = tiny_config(None, "distributed.replicas=2", f"spark.master={server}")
+    found = {finding.name: finding for finding in examine_cluster(config, Folder(str(tmp_path / "runs")), connected)}
+    assert {finding.status for finding in found.values()} == {"ok"}
+    assert found["master"].seen.endswith(server)
+    assert found["slots"].seen.startswith("2 task slots on 1 executor with 2 cores each, on 1 host")
+    assert found["run folder"].seen.endswith("the driver and 1 host read what the other wrote")
+    assert "driver address" not in found
 
 
 @pytest.mark.parametrize(
