@@ -18,7 +18,7 @@ import pytest
 
 import sparklm
 from sparklm.config import SparkConfig
-from sparklm.errors import UserError
+from sparklm.errors import JobError, UserError
 from sparklm.spark.doctor.examine import examine_cluster
 from sparklm.spark.placement import OnSpark
 from sparklm.spark.tasks import run_tasks
@@ -232,3 +232,8 @@ def test_missing_packages_are_told_with_what_to_install(
     result = train(tmp_path, "run", "sc://127.0.0.1:1")
     assert result.returncode == 2
     assert "use pip install 'sparklm[connect]'" in result.stderr
+
+
+def test_what_failed_in_a_task_is_named(connected: OnSpark) -> None:
+    with pytest.raises(JobError, match=r"Spark gave up: ValueError: invalid literal for int\(\) with base 10: 'two'"):
+        run_tasks(connected.session, ["two"], int)

@@ -84,7 +84,8 @@ class Connect:
     @property
     def master(self) -> str:
         """The address of the server, without what may be secret."""
-        return f"sc://{self._session.client._builder.endpoint}"
+        builder = self._session.client._builder
+        return f"sc://{getattr(builder, 'endpoint', builder.host)}"  # a user's own builder may know no more than a host
 
     @property
     def driver_process_id(self) -> int:

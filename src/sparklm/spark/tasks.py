@@ -154,7 +154,9 @@ def _reason(error: Exception) -> str:
     lost = re.search(r"Lost task (\d+)\.\d+ in stage \S+ \(TID \d+\) \((\S+) executor (\S+)\)", str(error))
     task = f"task {lost[1]} on {lost[2]}, executor {lost[3]}: " if lost is not None else ""
     errors = [line for line in lines if "Error" in line or "Exception" in line]
-    return task + (errors or lines or [type(error).__name__])[0].lstrip(": ")
+    # The end of a Python traceback, rather than a line of source that it shows.
+    ends = [line for line in errors if re.match(r"[:\s]*[\w.]+(Error|Exception): (?!Traceback)", line)]
+    return task + (ends or errors or lines or [type(error).__name__])[0].lstrip(": ")
 
 
 def _interruptibly(engine: Engine, job: Callable[[], list[Item]], watch: Watch | None) -> list[Item]:
