@@ -263,7 +263,7 @@ class TimedSpark(OnSpark):
 
     def heap_megabytes(self) -> float:
         """Memory in use in the driver's JVM, after garbage collection."""
-        runtime = self._context._jvm.java.lang.Runtime.getRuntime()
+        runtime = self.session.sparkContext._jvm.java.lang.Runtime.getRuntime()
         runtime.gc()
         return float(runtime.totalMemory() - runtime.freeMemory()) / 1e6
 

@@ -267,7 +267,7 @@ def run_evaluation(
 def _working(config: Config, watcher: Tracker, session: SparkSession | None) -> Iterator[Placement]:
     """A place where work runs; the job has ended before Spark has stopped, which takes a while."""
     if config.spark.master != "none" and session is None:
-        watcher.stage(f"Starting Spark {config.spark.master}")
+        watcher.stage(f"Starting Spark {config.spark.address}")
     with started(config.spark, watcher, session) as placement:
         yield placement
         watcher.end("finished")
@@ -418,7 +418,11 @@ def _resolve(
 
 
 def _master(master: str | None, spark: SparkSession | None) -> str | None:
-    return master if spark is None else str(spark.sparkContext.master)
+    if spark is None:
+        return master
+    from sparklm.spark.engine import engine_of
+
+    return engine_of(spark).master
 
 
 def _session_of(corpus: Corpus, spark: SparkSession | None) -> SparkSession | None:

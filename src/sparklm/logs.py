@@ -3,8 +3,7 @@
 Every event is a short, constant message with its figures beside it (`extra`), so that lines can be counted and
 compared. Ids that many events share (the run, the replica, the Spark task) come from the context they happen in.
 `set_up` installs one handler, on standard error, for the loggers of sparklm alone; a program that uses sparklm as a
-library and never calls it keeps its own logging. Workers read their settings from two environment variables, with their
-first order.
+library and never calls it keeps its own logging. Workers are told the settings with their orders.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import socket
 import sys
 from collections.abc import Iterator, Mapping
@@ -29,7 +27,6 @@ from sparklm.errors import UserError
 TRACE = 5
 LEVELS = {"TRACE": TRACE, "DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING, "ERROR": logging.ERROR}
 FORMATS = ("text", "json")
-LEVEL_VARIABLE, FORMAT_VARIABLE = "SPARKLM_LOG_LEVEL", "SPARKLM_LOG_FORMAT"
 _SHOWN_OF_RUN = 8  # characters of a run's id that people need to recognise it
 _ID_NAMES = {"run", "replica", "stage", "task", "attempt", "executor", "host"}
 _ids: ContextVar[Mapping[str, object]] = ContextVar("sparklm_ids", default={})  # noqa: B039 (never changed in place)
@@ -75,16 +72,9 @@ def _checked(level: str | None, form: str | None) -> _Settings:
     return _Settings(chosen_level, chosen_form)
 
 
-def set_up_from_environment() -> None:
-    """Log on this worker as the driver does."""
-    set_up(os.environ.get(LEVEL_VARIABLE), os.environ.get(FORMAT_VARIABLE))
-
-
-def environment() -> dict[str, str]:
-    """The environment variables that make workers log as this process does."""
-    if _installed is None:
-        return {}
-    return {LEVEL_VARIABLE: _installed.level, FORMAT_VARIABLE: _installed.form}
+def current_settings() -> tuple[str, str]:
+    """The level and the form that make workers log as this process does."""
+    return _installed or _checked(None, None)
 
 
 def is_json() -> bool:

@@ -49,16 +49,18 @@ def test_the_probe_does_not_need_sparklm_on_the_worker(on_spark: OnSpark) -> Non
     )
     result = subprocess.run([sys.executable, "-c", program], input=sent, capture_output=True, timeout=60, check=True)
     assert b"'sparklm': 'ModuleNotFoundError" in result.stdout
-    seen = look_around(on_spark.session.sparkContext, 1)
+    seen = look_around(on_spark.engine, 1)
     assert seen.unseen == []
     assert all(worker.process_bytes > 100 * 2**20 for worker in seen.workers)
 
 
 def test_memory_is_checked_before_a_job(on_spark: OnSpark) -> None:
-    assert "free on the machine" in check_executor_memory(on_spark.session, tiny_config(None), 257, 1, 2**29)
+    assert "free on the machine" in check_executor_memory(
+        on_spark.engine.cluster(wait=True), tiny_config(None), 257, 1, 2**29
+    )
     huge = tiny_config(None, "model.width=65536", "model.num_layers=64")
     with pytest.raises(UserError, match=r"a replica needs about .* TiB .*, but there are .*; use a smaller"):
-        check_executor_memory(on_spark.session, huge, 257, 1, 2**29)
+        check_executor_memory(on_spark.engine.cluster(wait=True), huge, 257, 1, 2**29)
 
 
 def test_the_command_says_problem_with_exit_code_1(tmp_path: Path) -> None:

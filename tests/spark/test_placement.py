@@ -53,10 +53,10 @@ def test_a_run_begun_on_spark_ends_here_with_the_same_bytes(
 def test_each_epoch_has_sparks_own_figures(on_spark: OnSpark, corpus_file: Path, tmp_path: Path) -> None:
     run_job(tiny_config(corpus_file, "training.checkpoint_every_steps=10"), tmp_path / "run", on_spark)
     records = read_metrics(Folder(str(tmp_path / "run")))
-    store = on_spark._context._jsc.sc().statusStore()
+    store = on_spark.session.sparkContext._jsc.sc().statusStore()
     run_id = json.loads((tmp_path / "run" / "config.json").read_text())["run_id"]
     for record in records:
-        jobs = on_spark._context.statusTracker().getJobIdsForGroup(f"sparklm {run_id} epoch {record.Epoch}")
+        jobs = on_spark.session.sparkContext.statusTracker().getJobIdsForGroup(f"sparklm {run_id} epoch {record.Epoch}")
         durations = []
         for job in jobs:
             stages = store.job(job).stageIds()
@@ -164,7 +164,7 @@ def test_the_driver_listens_on_loopback_only(on_spark: OnSpark) -> None:
 
 
 def test_a_second_session_with_other_settings_joins_the_first(on_spark: OnSpark) -> None:
-    assert start_session(SparkConfig(master="local[2]")).sparkContext is on_spark._context
+    assert start_session(SparkConfig(master="local[2]")).sparkContext is on_spark.session.sparkContext
 
 
 def test_without_java_the_message_says_how_to_get_it_and_how_to_do_without(monkeypatch: pytest.MonkeyPatch) -> None:

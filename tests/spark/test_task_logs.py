@@ -9,25 +9,20 @@ from collections.abc import Iterator
 import pytest
 
 from sparklm import logs
-from sparklm.config import SparkConfig
 from sparklm.spark.placement import OnSpark
-from sparklm.spark.session import start_session
 from sparklm.spark.tasks import run_tasks
 
 pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def log_as_before(on_spark: OnSpark, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Take back what the test has set up, here and in the session that all tests share."""
-    environment = on_spark.session.sparkContext.environment
-    before, logger = dict(environment), logging.getLogger("sparklm")
+def log_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Take back what the test has set up."""
+    logger = logging.getLogger("sparklm")
     monkeypatch.setattr(logs, "_installed", None)
     ids = logs._ids.set({})  # a run that failed in this process has left its id
     yield
     logs._ids.reset(ids)
-    environment.clear()
-    environment.update(before)
     logger.handlers.clear()
     logger.setLevel(logging.NOTSET)
     logger.propagate = True
@@ -42,9 +37,8 @@ def test_workers_follow_the_level_and_know_run_stage_and_task(on_spark: OnSpark)
     assert {found["level"] for found in before} == {logging.WARNING}
     for level, number in (("DEBUG", logging.DEBUG), ("ERROR", logging.ERROR)):
         logs.set_up(level)
-        session = start_session(SparkConfig(master="local[2]"))
         with logs.log_context(run="a run"):
-            first, second = (json.loads(text) for text in run_tasks(session, ["a", "b"], look))
+            first, second = (json.loads(text) for text in run_tasks(on_spark.session, ["a", "b"], look))
         assert (first["level"], first["run"], first["task"], first["attempt"]) == (number, "a run", 0, 0)
         assert (second["level"], second["run"], second["task"]) == (number, "a run", 1)
         assert first["stage"] == second["stage"] > before[0]["stage"]

@@ -113,7 +113,7 @@ def test_a_level_shows_itself_and_what_is_above(written: Written, level: str | N
 
 def test_json_without_a_level_tells_how_the_job_goes(written: Written) -> None:
     logs.set_up(form="JSON")
-    assert logs.environment() == {"SPARKLM_LOG_LEVEL": "INFO", "SPARKLM_LOG_FORMAT": "json"}
+    assert logs.current_settings() == ("INFO", "json")
 
 
 def test_setting_up_twice_writes_every_line_once(written: Written) -> None:
@@ -123,13 +123,12 @@ def test_setting_up_twice_writes_every_line_once(written: Written) -> None:
     assert [line["message"] for line in lines(written)] == ["once"]
 
 
-def test_workers_are_set_up_by_the_environment_of_the_driver(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert logs.environment() == {}
+def test_workers_are_set_up_as_the_driver_is(written: Written) -> None:
+    assert logs.current_settings() == ("WARN", "text")
     logs.set_up("DEBUG", "json")
-    for name, value in logs.environment().items():
-        monkeypatch.setenv(name, value)
+    settings = logs.current_settings()
     logs.set_up("ERROR", "text")
-    logs.set_up_from_environment()
+    logs.set_up(*settings)
     LOGGER.debug("heard")
     assert [line["level"] for line in lines(written)] == ["DEBUG"]
 

@@ -76,7 +76,7 @@ Master = Annotated[
     typer.Option(
         "--master",
         metavar="MASTER",
-        help="Spark master; 'none' = in this process, without Java.",
+        help="Spark master; sc://host:port = Spark Connect; 'none' = in this process, without Java.",
         show_default="local[*]",
         rich_help_panel=RUN,
     ),
@@ -203,10 +203,9 @@ def check_placement(config: Config) -> None:
 
         check_precision(config.training.precision, choose_device(config.training.device))
     else:
-        from sparklm.spark.session import check_java, check_master
+        from sparklm.spark.session import check_start
 
-        check_master(config.spark.master)
-        check_java()
+        check_start(config.spark)
 
 
 def show_progress(quiet: bool) -> Tracker:

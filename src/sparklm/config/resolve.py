@@ -187,6 +187,8 @@ def _unused_settings(config: Config, provenance: Mapping[str, str]) -> list[str]
         reasons["training.embedding_loss"] = f"the objective {objective} predicts tokens"
     if config.spark.master == "none":
         reasons["spark.event_log"] = "there is no Spark"
+    if config.spark.is_connect:
+        reasons |= dict.fromkeys(("spark.app_name", "spark.log_level"), "a Spark Connect server has its own")
     if not kind.has_kv_heads:
         reasons["model.num_kv_heads"] = f"{architecture} has none"
     if not kind.has_feedforward:

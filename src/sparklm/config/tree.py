@@ -289,7 +289,9 @@ class DistributedConfig(Section):
 class SparkConfig(Section):
     """Where the work is placed; never changes a result."""
 
-    master: str = Field("local[*]", description="Spark master; 'none' = in this process, without a JVM")
+    master: str = Field(
+        "local[*]", description="Spark master; sc://host:port = Spark Connect; 'none' = in this process, without a JVM"
+    )
     app_name: str = Field("sparklm", description="name shown by Spark")
     log_level: Literal["OFF", "ERROR", "WARN", "INFO", "DEBUG", "TRACE"] = Field(
         "ERROR", description="level of Spark's own log: ERROR (default), WARN, INFO, DEBUG, TRACE or OFF"
@@ -298,6 +300,25 @@ class SparkConfig(Section):
         None, description="folder for Spark's event log, for the history server; none = no log"
     )
     properties: dict[str, str] = Field(default_factory=dict, description="Spark's own spark.* settings")
+
+    @model_validator(mode="after")
+    def _check_connect(self) -> Self:
+        if self.is_connect and self.event_log is not None:
+            raise ValueError(
+                f"event_log {self.event_log!r} cannot be set through Spark Connect: the server writes its own; "
+                "start it with spark.eventLog.enabled and spark.eventLog.dir"
+            )
+        return self
+
+    @property
+    def is_connect(self) -> bool:
+        """Whether Spark is a server of Spark Connect."""
+        return self.master.startswith("sc://")
+
+    @property
+    def address(self) -> str:
+        """The master to show to people: that of a server without its parameters, which may hold a token."""
+        return self.master.partition("/;")[0]
 
 
 class Word2VecConfig(Section):

@@ -38,6 +38,7 @@ from sparklm.training.records import (
 from sparklm.training.run import MODEL, STATS_JSON, RunRecord, make_plan, read_run
 
 NO_SPARK = "this run used no Spark: it was trained in one process"
+_AT_SERVER = "what a Spark Connect server measures stays there"
 WRITTEN_LAST = "it is written when training ends"
 _NO_EPOCH = "no epoch is done yet"
 _LONG_TEXT = 100_000_000  # tokens
@@ -171,8 +172,8 @@ class RunFacts:
         """Where the run was trained."""
         if self.statistics:
             return ", ".join(str(self.statistics[key]) for key in ("placed in", "machine") if self.statistics.get(key))
-        master = self.record.config.spark.master
-        return "one process, no Spark" if master == "none" else f"Spark {master}"
+        address = self.record.config.spark.address
+        return "one process, no Spark" if address == "none" else f"Spark {address}"
 
     @property
     def seconds(self) -> float | None:
@@ -208,7 +209,7 @@ def gather_facts(run: Folder) -> RunFacts:
     tasks = lines("tasks", TASKS, TaskRecord)
     used_spark = bool(tasks) or any(epoch.failedTaskCount is not None for epoch in epochs)
     if not used_spark and (record.config.spark.master == "none" or epochs):
-        missing["tasks"] = Missing(NO_SPARK)
+        missing["tasks"] = Missing(_AT_SERVER if record.config.spark.is_connect else NO_SPARK)
     statistics = kept("statistics", _statistics(run), {})
     dataset = kept("dataset", _attempt("the dataset", record.open_dataset), None)
     return RunFacts(

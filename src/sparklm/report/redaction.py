@@ -12,7 +12,7 @@ from sparklm.config import Config, flat_settings
 
 HIDDEN = "(hidden)"
 _SECRET_NAME = re.compile(r"secret|password|token|(access|account|private)[._]?key|credential", re.IGNORECASE)
-_SECRET_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_SECRET_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)|(?<=;token=)[^;\s]+")
 
 
 def shown_settings(config: Config) -> dict[str, object]:
@@ -38,10 +38,12 @@ def _shown(key: str, value: object) -> object:
 
 
 def hide_credentials(text: str) -> str:
-    """A text without the names and passwords that its addresses have.
+    """A text without the names, passwords and tokens that its addresses have.
 
     >>> hide_credentials("http://me:word@tracking:5000/a does not answer")
     'http://(hidden)@tracking:5000/a does not answer'
+    >>> hide_credentials("sc://host:15002/;use_ssl=true;token=abc")
+    'sc://host:15002/;use_ssl=true;token=(hidden)'
     """
     return _SECRET_IN_ADDRESS.sub(HIDDEN, text)
 

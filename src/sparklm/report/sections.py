@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from sparklm.config import describe_setting
 from sparklm.report import curves, vocabulary
 from sparklm.report.charts import evenly
-from sparklm.report.facts import NO_SPARK, WRITTEN_LAST, Missing, RunFacts
+from sparklm.report.facts import WRITTEN_LAST, Missing, RunFacts
 from sparklm.report.parts import SampleCard, Samples, Section, Settings, Table
 from sparklm.report.redaction import hide_credentials, shown_settings
 from sparklm.report.statistics import BASELINE
@@ -145,7 +145,7 @@ def _tasks(facts: RunFacts) -> Section:
 
 def _memory_and_cpu(facts: RunFacts) -> Section:
     has_no_jvm = facts.epochs and not facts.used_spark
-    note = [Missing(f"there was no driver JVM: {NO_SPARK}")] if has_no_jvm else []
+    note = [Missing(f"there was no driver JVM: {facts.missing['tasks'].reason}")] if has_no_jvm else []
     memory = curves.group_chart(facts, "memory", "memory", "MB", "Memory by epoch, in megabytes")
     cpu = curves.group_chart(facts, "cpu", "cpu", "percent", "CPU load by epoch, in percent")
     return Section("Memory and CPU", "At the end of each epoch, and over it.", [memory, *note, cpu])

@@ -32,6 +32,7 @@ class ClusterFacts:
     driver_host: str
     executors: list[ExecutorFacts]
     properties: dict[str, str]
+    is_here: bool = False  # all of it, on this machine
 
     @property
     def slots(self) -> int:
@@ -94,6 +95,7 @@ def read_cluster(context: Any) -> ClusterFacts:
             if (summary.id() == "driver") == is_one_process(context.master)
         ],
         properties=dict(context.getConf().getAll()),
+        is_here=context.master.startswith("local"),
     )
 
 

@@ -67,15 +67,12 @@ def find_duplicates(session: SparkSession, sign: Callable[[], DataFrame], reques
 
 
 def _duplicates(signatures: DataFrame, agreement: float) -> DataFrame:
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
-
-    rows = signatures.select("shard", "document", "values", F.explode("keys").alias("key"))
-    first = F.min(F.struct("shard", "document", "values")).over(Window.partitionBy("key"))
+    rows = signatures.selectExpr("shard", "document", "values", "explode(keys) as key")
+    first = "min(struct(shard, document, values)) over (partition by key) as first"
     agreeing = "aggregate(zip_with(values, first.values, (a, b) -> int(a <=> b)), 0, (sum, x) -> sum + x)"
     is_later = "(first.shard != shard or first.document != document)"
     return (
-        rows.withColumn("first", first)
+        rows.selectExpr("*", first)
         .filter(f"{is_later} and {agreeing} >= {agreement!r}D * size(values)")
         .select("shard", "document")
         .distinct()

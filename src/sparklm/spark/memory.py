@@ -10,15 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparklm.config import Config
 from sparklm.errors import UserError
+from sparklm.spark.cluster import ClusterFacts
 from sparklm.training.memory import estimate_replica_bytes
 from sparklm.wording import size
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _DEFAULT_EXECUTOR_MEMORY = "1g"
 _DEFAULT_OVERHEAD_FACTOR = "0.1"  # jobs that are started by `sparklm` run in client mode, where Kubernetes has it, too
@@ -79,7 +76,7 @@ def compare_with_room(room: Room, replica_bytes: int, num_replicas: int) -> tupl
 
 
 def check_executor_memory(
-    session: SparkSession, config: Config, vocab_size: int, replicas_per_executor: int, process_bytes: int
+    cluster: ClusterFacts, config: Config, vocab_size: int, replicas_per_executor: int, process_bytes: int
 ) -> str:
     """Refuse replicas that do not fit beside an executor's heap, before it is killed for it; returns what was compared.
 
@@ -87,9 +84,8 @@ def check_executor_memory(
     """
     import psutil
 
-    context = session.sparkContext
-    available = int(psutil.virtual_memory().available) if context.master.startswith("local") else None
-    room = room_for_python(context.master, dict(context.getConf().getAll()), available)
+    available = int(psutil.virtual_memory().available) if cluster.is_here else None
+    room = room_for_python(cluster.master, cluster.properties, available)
     estimate = estimate_replica_bytes(config, vocab_size, process_bytes)
     seen, remedy = compare_with_room(room, estimate.total, replicas_per_executor)
     if remedy:

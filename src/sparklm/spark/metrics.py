@@ -18,7 +18,7 @@ from sparklm.training.records import TaskRecord
 
 _MOST_TASKS = 100_000  # of a stage
 _MOST_KEPT = 2_000  # of an epoch, in tasks.jsonl
-_EVENTS_TIMEOUT_MS = 10_000
+EVENTS_TIMEOUT_MS = 10_000
 _logger = logging.getLogger(__name__)
 
 
@@ -28,7 +28,7 @@ def job_group_figures(context: Any, group: str, epoch: int) -> ClusterFigures:
     Where Spark no longer has them there are none: no metric is worth a run.
     """
     try:
-        context._jsc.sc().listenerBus().waitUntilEmpty(_EVENTS_TIMEOUT_MS)
+        context._jsc.sc().listenerBus().waitUntilEmpty(EVENTS_TIMEOUT_MS)
         tasks = list(group_tasks(context, group))
         durations = [float(task["duration"]) for task in tasks if "duration" in task]
         metrics = [task["taskMetrics"] for task in tasks if "taskMetrics" in task]

@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from sparklm.config import CleaningConfig, DataConfig, SparkConfig
 from sparklm.errors import JobError, TrainingDivergedError
@@ -14,10 +14,10 @@ from sparklm.models.build import count_parameters
 from sparklm.placement.protocol import EpochWork, RunTasks, SessionFacts
 from sparklm.progress.watcher import Watcher
 from sparklm.spark.barrier import RankOrder, rank_task
-from sparklm.spark.cluster import ClusterFacts, read_cluster, share_of_cores, wait_for_executors
+from sparklm.spark.cluster import ClusterFacts, share_of_cores
 from sparklm.spark.duplicates import find_duplicates_in_files
+from sparklm.spark.engine import engine_of
 from sparklm.spark.memory import check_executor_memory
-from sparklm.spark.metrics import job_group_figures, read_session_facts
 from sparklm.spark.session import start_session
 from sparklm.spark.supervision import Follower, Supervisor, TaskCounter
 from sparklm.spark.tables import TableCorpus
@@ -51,17 +51,18 @@ class OnSpark:
     def __init__(self, spark: SparkConfig, watcher: Watcher | None = None, session: SparkSession | None = None) -> None:
         """Start a session, or use one that is there, and never stop that."""
         self.watcher = watcher or Watcher()
-        self.description = f"Spark {spark.master}"
+        self.description = f"Spark {spark.address}"
         self._is_own = session is None
         self.session = start_session(spark) if session is None else session
+        self.engine = engine_of(self.session)
         self._exchange = Exchange(kind="storage", reason="nothing was chosen yet")
         self._facts: ClusterFacts | None = None
         self._process_bytes: int | None = None  # of a worker before any model
 
     @property
     def driver_process_id(self) -> int:
-        """The driver's JVM."""
-        return int(self._context._jvm.java.lang.ProcessHandle.current().pid())
+        """The driver's JVM, where that is here."""
+        return self.engine.driver_process_id
 
     @property
     def slots(self) -> int:
@@ -75,8 +76,8 @@ class OnSpark:
     def run_tasks(self, work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
         """Do some orders in each task, as starting a task costs nearly as much as a small order."""
         name_jobs(self.session, title)
-        watch = TaskCounter(self._context, title, self.watcher)
-        return run_tasks(self.session, orders, work, self._most_tasks, watch)
+        with self.engine.counting_tasks() as count:
+            return run_tasks(self.session, orders, work, self._most_tasks, TaskCounter(count, title, self.watcher))
 
     def find_duplicates(self, requests: Sequence[ShardRequest]) -> set[int]:
         """Compare documents in a query."""
@@ -94,7 +95,7 @@ class OnSpark:
         if self._process_bytes is None:  # in as many tasks as will train: torch is loaded everywhere meanwhile
             orders = [""] * max(1, min(replicas, cluster.slots))
             self._process_bytes = max(map(int, self.run_tasks(process_bytes_task, orders, "sparklm: measure workers")))
-        check_executor_memory(self.session, config, vocab_size, min(at_once, most_slots), self._process_bytes)
+        check_executor_memory(cluster, config, vocab_size, min(at_once, most_slots), self._process_bytes)
         num_parameters = count_parameters(config, vocab_size)
         self._exchange = choose_exchange(config, cluster.sync_limits, num_parameters, run.threads)
         if replicas > 1:
@@ -110,7 +111,7 @@ class OnSpark:
         on_evaluation: OnEvaluation,
     ) -> EpochWork:
         """Train in tasks, again and again from the last checkpoint if need be."""
-        self._context.setJobGroup(epoch_group(run, rounds[0].epoch), "sparklm", interruptOnCancel=True)
+        self.engine.name_jobs("sparklm", epoch_group(run, rounds[0].epoch))
         listener = EvaluationListener(run.config.distributed.replicas, on_evaluation)
 
         def attempt(watch: Watch) -> EpochWork:
@@ -129,13 +130,13 @@ class OnSpark:
     def _train_collectively(self, run: Run, rounds: Sequence[Round], protect: Collection[int], watch: Watch) -> None:
         order = RankOrder(run=run, rounds=rounds, protect=list(protect)).model_dump_json()
         title = f"sparklm: epoch {rounds[0].epoch + 1}, steps {rounds[0].start} to {rounds[-1].stop}"
-        self._context.setJobDescription(title)
+        self.engine.name_jobs(title)
         orders = [order] * run.config.distributed.replicas
         run_tasks(self.session, orders, rank_task, watch=watch, at_once=True)
 
     def evaluate(self, run: Run, epoch: int, step: int) -> EpochEnd:
         """Evaluate in tasks."""
-        self._context.setJobGroup(epoch_group(run, epoch), "sparklm", interruptOnCancel=True)
+        self.engine.name_jobs("sparklm", epoch_group(run, epoch))
         orders = evaluate_orders(run, epoch, step, most_in_memory=1)
         title = f"sparklm: epoch {epoch + 1}, evaluation"
 
@@ -147,19 +148,18 @@ class OnSpark:
 
     def epoch_figures(self, run: Run, epoch: int) -> ClusterFigures:
         """What Spark measured of the epoch's tasks."""
-        return job_group_figures(self._context, epoch_group(run, epoch), epoch)
+        return self.engine.figures(epoch_group(run, epoch), epoch)
 
     def session_facts(self) -> SessionFacts:
         """Read the versions, and what is kept of RDDs and DataFrames."""
-        return read_session_facts(self._context)
+        return self.engine.facts()
 
     def stop(self) -> None:
         """End the session, unless it is somebody else's: that gets back its job group."""
         if self._is_own:
-            self.session.stop()
-            return
-        for name in ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel"):
-            self._context.setLocalProperty(name, None)
+            self.engine.stop()
+        else:
+            self.engine.unname_jobs()
 
     def _with_retries(
         self, run: Run, attempt: Callable[[Watch], Result], follower: Follower | None = None
@@ -199,23 +199,19 @@ class OnSpark:
 
     def _run_watched(self, watch: Watch) -> RunTasks:
         def run_watched(work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
-            self._context.setJobDescription(title)
+            self.engine.name_jobs(title)
             return run_tasks(self.session, orders, work, watch=watch)
 
         return run_watched
 
     def _cluster(self) -> ClusterFacts:
         """Look at the executors; the first time, wait until they are there."""
-        self._facts = wait_for_executors(self._context) if self._facts is None else read_cluster(self._context)
+        self._facts = self.engine.cluster(wait=self._facts is None)
         return self._facts
 
     @property
     def _most_tasks(self) -> int:
-        return int(_TASKS_PER_SLOT * self._context.defaultParallelism)
-
-    @property
-    def _context(self) -> Any:
-        return self.session.sparkContext
+        return _TASKS_PER_SLOT * self.engine.default_parallelism
 
 
 def epoch_group(run: Run, epoch: int) -> str:

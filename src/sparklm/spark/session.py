@@ -1,5 +1,7 @@
 """A Spark session that fits sparklm: the right Python on the workers, a quiet log, nothing open to the network.
 
+One of Spark Connect (`sc://…`) is opened by connect.py: its server has been started by somebody else.
+
 Java is looked for before anything else happens, because Spark's own error for a missing one comes late and is unclear.
 """
 
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING
 from sparklm.config import SparkConfig
 from sparklm.errors import JobError, UserError
 from sparklm.logs import foreign_line, is_json
-from sparklm.spark.task_logs import pass_on_settings
+from sparklm.spark.connect import check_packages, open_session
 from sparklm.storage import Folder
 
 if TYPE_CHECKING:
@@ -70,10 +72,20 @@ def check_java() -> str:
     return version[1] if version is not None else "of unknown version"
 
 
-def start_session(spark: SparkConfig) -> SparkSession:
-    """Start Spark, or join the session that is already running in this process."""
+def check_start(spark: SparkConfig) -> None:
+    """Refuse a master that Spark does not know, and one for which something is missing here."""
     check_master(spark.master)
-    check_java()
+    if spark.is_connect:
+        check_packages(spark)
+    else:
+        check_java()
+
+
+def start_session(spark: SparkConfig) -> SparkSession:
+    """Start Spark, or join the session that is already running in this process; on a server, open one."""
+    check_start(spark)
+    if spark.is_connect:
+        return open_session(spark)
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
@@ -88,7 +100,6 @@ def start_session(spark: SparkConfig) -> SparkSession:
             for key, value in (defaults | spark.properties).items():
                 builder = builder.config(key, value)
             session = builder.getOrCreate()
-        pass_on_settings(session.sparkContext)
         if spark.log_level != _QUIET_LEVEL:  # a session that was there before keeps its own, unless told otherwise
             session.sparkContext.setLogLevel(spark.log_level)
         # PySpark's own handler talks to the JVM in the middle of another conversation with it; tasks.py does better.
@@ -104,10 +115,10 @@ def start_session(spark: SparkConfig) -> SparkSession:
 
 def check_master(master: str) -> None:
     """Refuse what Spark could not understand, before a JVM is started only to say so."""
-    if re.fullmatch(r"local(\[[^\]]+\])?|local-cluster\[.+\]|spark://.+|yarn|k8s://.+", master) is None:
+    if re.fullmatch(r"local(\[[^\]]+\])?|local-cluster\[.+\]|spark://.+|yarn|k8s://.+|sc://.+", master) is None:
         raise UserError(
             f"{master!r} is not a Spark master; use local[*], local[2], spark://host:port, yarn, k8s://host:port, "
-            "or none to run without Spark"
+            "sc://host:port (Spark Connect), or none to run without Spark"
         )
 
 

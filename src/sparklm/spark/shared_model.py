@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from sparklm.models.local_copy import find_zip, open_local
 from sparklm.models.model_zip import TrainedModel
 from sparklm.spark.cluster import is_one_process
+from sparklm.spark.engine import is_connect
 from sparklm.storage import split_address
 from sparklm.training.device import use_threads
 
@@ -58,11 +59,7 @@ def share_model(session: SparkSession, address: str) -> SharedModel:
 
 def _reads_local_files(session: SparkSession) -> bool:
     """Whether tasks run on this machine: of a Connect server, nobody knows where it is."""
-    return not _is_remote(session) and is_one_process(str(session.sparkContext.master))
-
-
-def _is_remote(session: SparkSession) -> bool:
-    return type(session).__module__.startswith("pyspark.sql.connect")
+    return not is_connect(session) and is_one_process(str(session.sparkContext.master))
 
 
 def _hand_out(session: SparkSession, path: Path, name: str) -> None:
@@ -70,7 +67,7 @@ def _hand_out(session: SparkSession, path: Path, name: str) -> None:
     from pyspark import SparkFiles
 
     keep = nullcontext(os.path.join(SparkFiles.getRootDirectory(), "sparklm"))
-    with tempfile.TemporaryDirectory() if _is_remote(session) else keep as place:
+    with tempfile.TemporaryDirectory() if is_connect(session) else keep as place:
         named = Path(place, name)
         if not named.exists():
             named.parent.mkdir(parents=True, exist_ok=True)

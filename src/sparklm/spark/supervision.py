@@ -6,10 +6,10 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from sparklm.errors import JobError, TrainingDivergedError, UserError
 from sparklm.progress.watcher import Watcher
+from sparklm.spark.engine import CountTasks
 from sparklm.storage import Folder
 from sparklm.training.evaluations import EvaluationListener
 from sparklm.training.heartbeat import Beat, ask_to_stop, clear_beats, read_beat
@@ -103,18 +103,15 @@ class Supervisor:
 class TaskCounter:
     """Reports how many tasks of the job that runs are done. Call it often, as a supervisor."""
 
-    def __init__(self, context: Any, title: str, watcher: Watcher) -> None:
-        self._tracker, self._title, self._watcher = context.statusTracker(), title, watcher
+    def __init__(self, count: CountTasks, title: str, watcher: Watcher) -> None:
+        self._count, self._title, self._watcher = count, title, watcher
         self._next_look = time.monotonic()
 
     def __call__(self) -> None:
-        """Look at the stages that are under way."""
+        """Look at the tasks that are under way."""
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + _LOOK_SECONDS
-        jobs = [self._tracker.getJobInfo(job) for job in self._tracker.getActiveJobsIds()]
-        stages = [self._tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
-        known = [stage for stage in stages if stage is not None]
-        if known:
-            done, total = sum(stage.numCompletedTasks for stage in known), sum(stage.numTasks for stage in known)
-            self._watcher.tasks_done(self._title, done, total)
+        counted = self._count()
+        if counted is not None:
+            self._watcher.tasks_done(self._title, *counted)

@@ -119,7 +119,6 @@ def _open_rows(session: SparkSession, data: DataConfig) -> DataFrame:
     """The table's text, as bytes, with a hash of it."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import AnalysisException, PySparkException
-    from pyspark.sql import functions as F
 
     source = f"table {data.table}" if data.table else f"{corpus_name(data)} as {data.format}"
     try:
@@ -130,8 +129,9 @@ def _open_rows(session: SparkSession, data: DataConfig) -> DataFrame:
         kind = table.schema[data.text_column].dataType.simpleString()
         if kind not in ("string", "binary") and not kind.startswith(("varchar", "char")):
             raise UserError(f"{source}: the column {data.text_column!r} is of type {kind}, not a text")
-        text = F.coalesce(table[data.text_column].cast("binary"), F.lit(b"").cast("binary"))
-        return table.select(text.alias("text")).withColumn("hash", F.xxhash64("text"))
+        column = "`" + data.text_column.replace("`", "``") + "`"
+        rows = table.selectExpr(f"coalesce(cast({column} as binary), X'') as text")
+        return rows.selectExpr("text", "xxhash64(text) as hash")
     except AnalysisException as error:
         raise UserError(f"Spark cannot read {source}: {str(error).splitlines()[0]}") from error
     except (PySparkException, Py4JJavaError) as error:

@@ -1,7 +1,6 @@
 """The log on Spark: what is logged in a task carries the ids of the run and of the task.
 
-The run travels as a local property of the job, the level and the form as environment variables of Python workers: Spark
-starts other workers where these change, so they count in a session that was there before as well, under every master.
+The run, the level and the form travel with the work, so they count in a session that was there before as well.
 """
 
 from __future__ import annotations
@@ -10,27 +9,29 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
-from sparklm.logs import current_ids, environment, log_context, set_up_from_environment
+from sparklm.logs import current_ids, current_settings, log_context, set_up
 
 if TYPE_CHECKING:
     from pyspark import TaskContext
 
-_RUN = "sparklm.run"
 _EXECUTOR_FLAG = "--executor-id"
 
 
-def pass_on_settings(context: Any) -> None:
-    """Have the Python workers of a Spark context log as this process does."""
-    context.environment.update(environment())
+class TaskLog(NamedTuple):
+    """How tasks are to log: as this process does, with the id of its run."""
+
+    level: str
+    form: str
+    run: object
 
 
-def pass_on_run(context: Any) -> None:
-    """Have the tasks of the jobs to come know the run that they are for."""
-    context.setLocalProperty(_RUN, current_ids().get("run"))
+def task_log() -> TaskLog:
+    """What to send along with work."""
+    return TaskLog(*current_settings(), current_ids().get("run"))
 
 
 def this_task() -> TaskContext:
@@ -43,12 +44,12 @@ def this_task() -> TaskContext:
 
 
 @contextmanager
-def in_task() -> Iterator[None]:
+def in_task(log: TaskLog) -> Iterator[None]:
     """Log as the driver said, with the ids of this task."""
     task = this_task()
-    set_up_from_environment()
+    set_up(log.level, log.form)
     with log_context(
-        run=task.getLocalProperty(_RUN),
+        run=log.run,
         stage=task.stageId(),
         task=task.partitionId(),
         attempt=task.attemptNumber(),

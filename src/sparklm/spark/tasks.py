@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextvars import copy_context
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparklm.errors import JobError, TrainingDivergedError, UserError
-from sparklm.spark.task_logs import in_task, pass_on_run
+from sparklm.spark.engine import Answer, Engine, engine_of
+from sparklm.spark.task_logs import TaskLog, in_task, task_log
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -31,18 +32,9 @@ Item = TypeVar("Item")
 Watch = Callable[[], None]
 
 
-class Answer(NamedTuple):
-    """The outcome of an order."""
-
-    value: str = ""
-    user_error: str | None = None
-    diverged: str | None = None
-
-
 def name_jobs(session: SparkSession, title: str) -> None:
     """Say in Spark's own views what the jobs that follow are for; what stands before a comma names their group."""
-    group = title.replace(":", "").partition(",")[0]
-    session.sparkContext.setJobGroup(group, title)
+    engine_of(session).name_jobs(title, group=title.replace(":", "").partition(",")[0])
 
 
 def run_tasks(
@@ -58,20 +50,17 @@ def run_tasks(
 
     `work` is sent by name: the worker imports its module, and nothing else. `watch` is called again and again while
     tasks run, and may raise to end them. `at_once` makes them a barrier stage: all run at the same time, or none.
-    Orders are handed out through an RDD, because there is nothing to plan: a job of two tasks takes 0.08 s, as a query
-    with `mapInArrow` 0.14 s, the first one 3 s, and in other Python processes, which have nothing in memory.
     """
-    context, num_tasks = session.sparkContext, min(len(orders), most_tasks or len(orders))
+    engine, num_tasks, log = engine_of(session), min(len(orders), most_tasks or len(orders)), task_log()
 
     def run(places: Iterator[int]) -> Iterator[Answer]:
-        yield from [_answer(work, orders[place]) for place in places]
+        yield from [_answer(work, orders[place], log) for place in places]
         _freeze_loaded_objects(len(sys.modules))
 
     def job() -> list[Answer]:
-        places = context.parallelize(range(len(orders)), num_tasks)
-        return list((places.barrier() if at_once else places).mapPartitions(run).collect())
+        return engine.run(run, len(orders), num_tasks, at_once=at_once)
 
-    return [answer.value for answer in run_job(context, job, watch, num_tasks)]
+    return [answer.value for answer in run_job(engine, job, watch, num_tasks)]
 
 
 @cache
@@ -84,10 +73,10 @@ def _freeze_loaded_objects(num_modules: int) -> None:
     gc.freeze()
 
 
-def _answer(work: Callable[[str], str], order: str) -> Answer:
+def _answer(work: Callable[[str], str], order: str, log: TaskLog) -> Answer:
     """Do an order on a worker."""
     try:
-        with in_task():
+        with in_task(log):
             return Answer(work(order))
     except UserError as error:
         return Answer(user_error=str(error))
@@ -97,10 +86,11 @@ def _answer(work: Callable[[str], str], order: str) -> Answer:
 
 def map_arrow(rows: DataFrame, work: Callable[[Iterator[Any]], Iterator[Any]], schema: str) -> DataFrame:
     """What some work on Arrow batches makes of rows; what the user did wrong is a row with only a `user_error`."""
+    log = task_log()
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         try:
-            with in_task():
+            with in_task(log):
                 yield from work(batches)
         except UserError as error:
             yield arrow_batch(schema, user_error=[str(error)])
@@ -133,22 +123,21 @@ def arrow_rows(batches: Iterator[Any]) -> Iterator[tuple[Any, ...]]:
 
 def run_query(session: SparkSession, query: Callable[[], DataFrame]) -> list[Row]:
     """Make a query and collect its rows, free to be interrupted; what tasks say the user did wrong is raised here."""
-    return run_job(session.sparkContext, lambda: query().collect())
+    return run_job(engine_of(session), lambda: query().collect())
 
 
 def run_job(
-    context: Any, job: Callable[[], list[Item]], watch: Watch | None = None, num_tasks: int | None = None
+    engine: Engine, job: Callable[[], list[Item]], watch: Watch | None = None, num_tasks: int | None = None
 ) -> list[Item]:
     """The rows of a Spark job. Raises what its tasks say that the user did wrong; a JobError where Spark gave up."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    pass_on_run(context)
     if _logger.isEnabledFor(logging.DEBUG):
-        figures = {"title": context.getLocalProperty("spark.job.description"), "tasks": num_tasks}
+        figures = {"title": engine.title, "tasks": num_tasks}
         _logger.debug("Spark job starts", extra={name: value for name, value in figures.items() if value is not None})
     try:
-        rows = _interruptibly(context, job, watch)
+        rows = _interruptibly(engine, job, watch)
     except (PySparkException, Py4JError) as error:
         raise JobError(f"Spark gave up: {_reason(error)}") from error
     for row in rows:
@@ -165,25 +154,25 @@ def _reason(error: Exception) -> str:
     lost = re.search(r"Lost task (\d+)\.\d+ in stage \S+ \(TID \d+\) \((\S+) executor (\S+)\)", str(error))
     task = f"task {lost[1]} on {lost[2]}, executor {lost[3]}: " if lost is not None else ""
     errors = [line for line in lines if "Error" in line or "Exception" in line]
-    return task + (errors or lines or [type(error).__name__])[0].lstrip(": ")
+    # The end of a Python traceback, rather than a line of source that it shows.
+    ends = [line for line in errors if re.match(r"[:\s]*[\w.]+(Error|Exception): (?!Traceback)", line)]
+    return task + (ends or errors or lines or [type(error).__name__])[0].lstrip(": ")
 
 
-def _interruptibly(context: Any, job: Callable[[], list[Item]], watch: Watch | None) -> list[Item]:
+def _interruptibly(engine: Engine, job: Callable[[], list[Item]], watch: Watch | None) -> list[Item]:
     """Run a job in a thread of its own, so that an interrupt finds this one free to cancel it and go quietly."""
-    from pyspark import InheritableThread
-
     outcome: Future[list[Item]] = Future()
     tag = f"sparklm-{uuid.uuid4().hex}"  # by which this job is told from others' jobs
     ids = copy_context()  # of this thread, for what the job logs
 
     def run() -> None:
         try:
-            context.addJobTag(tag)
+            engine.tag_jobs(tag)
             outcome.set_result(ids.run(job))
         except BaseException as error:  # noqa: BLE001 (raised again below, in the thread that waits)
             outcome.set_exception(error)
 
-    thread = InheritableThread(target=run, daemon=True)
+    thread = engine.thread(run)
     thread.start()
     try:
         while thread.is_alive():
@@ -192,8 +181,8 @@ def _interruptibly(context: Any, job: Callable[[], list[Item]], watch: Watch | N
                 watch()
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
-            context.setLogLevel("OFF")  # what a cancelled job has to say would bury what we say
-        context.cancelJobsWithTag(tag)
+            engine.hush()
+        engine.cancel(tag)
         thread.join(timeout=_CANCEL_SECONDS)
         raise
     return outcome.result()

@@ -414,6 +414,8 @@ def test_an_event_log_is_asked_for_by_either_name_and_needs_spark() -> None:
     assert away.notes == [
         "spark.event_log = 'hdfs://127.0.0.1:1/events' is not used: it does not answer; there will be no event log"
     ]
+    connected = resolve(assignments=["spark.log_level=INFO", "spark.master=sc://host:15002"])
+    assert connected.notes == ["spark.log_level is not used: a Spark Connect server has its own"]
     without = resolve(assignments=["spark.event_log=events", "spark.master=none"])
     assert "spark.event_log is not used: there is no Spark" in without.notes
 

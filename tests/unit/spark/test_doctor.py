@@ -233,9 +233,13 @@ def test_a_master_that_does_not_answer_is_found_at_once() -> None:
         port = listener.getsockname()[1]
         assert "does not answer" in str(master_silence(f"spark://127.0.0.1:{port}"))
         assert "does not answer" in str(master_silence(f"k8s://https://127.0.0.1:{port}"))
+        assert str(master_silence(f"sc://127.0.0.1:{port}/;token=a")).startswith(
+            f"sc://127.0.0.1:{port} does not answer"
+        )
         listener.listen()
         assert master_silence(f"spark://127.0.0.1:1,127.0.0.1:{port}") is None
         assert master_silence(f"k8s://https://127.0.0.1:{port}") is None
+        assert master_silence(f"sc://127.0.0.1:{port}/;token=a") is None
     assert master_silence("yarn") is None
 
 

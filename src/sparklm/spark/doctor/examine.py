@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
-import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from itertools import cycle
 
 from sparklm.config import Config
 from sparklm.errors import JobError, UserError
 from sparklm.models.build import count_parameters
-from sparklm.spark.cluster import EXECUTORS_SECONDS, ClusterFacts, read_cluster, wait_for_executors
+from sparklm.spark.cluster import EXECUTORS_SECONDS, ClusterFacts
 from sparklm.spark.doctor import probe
 from sparklm.spark.doctor.findings import (
     Finding,
@@ -39,22 +36,20 @@ from sparklm.spark.doctor.findings import (
     judge_packages,
     judge_threads,
 )
+from sparklm.spark.engine import Engine
 from sparklm.spark.memory import has_own_limit
-from sparklm.spark.metrics import group_tasks
 from sparklm.spark.placement import OnSpark
+from sparklm.spark.reach import master_silence, within
 from sparklm.spark.session import check_java, check_master
 from sparklm.spark.tasks import Watch, run_job, run_tasks
 from sparklm.storage import Folder
 from sparklm.training.memory import estimate_replica_bytes, process_bytes
 
-_CONNECT_SECONDS = 5.0
 _START_SECONDS = 60.0
 _PROBE_SECONDS = 120.0
 _GROUP = "sparklm doctor"
-_DEFAULT_PORTS = {"spark": 7077, "k8s": 443}
 _ASSUMED_VOCABULARIES = {"byte": 257, "gpt2": 50_257}
 _LARGEST_VOCABULARY = 32_768  # that bpe and word choose by themselves
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +69,7 @@ def examine(config: Config, run: Folder) -> list[Finding]:
         return examine_here(config, run)
     check_master(config.spark.master)
     try:
-        findings = [Finding("Java", "ok", check_java())]
+        findings = [] if config.spark.is_connect else [Finding("Java", "ok", check_java())]
     except UserError as error:
         return [Finding("Java", "problem", str(error), "--master none needs no Java")]
     silence = master_silence(config.spark.master)
@@ -86,7 +81,7 @@ def examine(config: Config, run: Folder) -> list[Finding]:
     except JobError as error:
         return [*findings, Finding("master", "problem", str(error), "see what Spark said above")]
     except TimeoutError:
-        seen = f"{config.spark.master}: Spark did not start within {_START_SECONDS:.0f} s"
+        seen = f"{config.spark.address}: Spark did not start within {_START_SECONDS:.0f} s"
         remedy = "see that the cluster manager runs and has room for one more job"
         return [*findings, Finding("master", "problem", seen, remedy)]
     try:
@@ -116,18 +111,22 @@ def examine_cluster(config: Config, run: Folder, placement: OnSpark) -> list[Fin
     """Check a session that has started, and the executors that it has."""
     from sparklm.training.device import replica_threads
 
-    context: Any = placement.session.sparkContext
-    cluster = wait_for_executors(context)
-    findings = [Finding("master", "ok", f"Spark {cluster.spark_version}, {cluster.master}")]
+    engine, is_connect = placement.engine, config.spark.is_connect
+    cluster = engine.cluster(wait=True)
+    findings = [Finding("master", "ok", f"Spark {cluster.spark_version}, {engine.master}")]
+    if not is_connect:
+        findings.append(judge_driver_address(cluster))
     if not cluster.executors and not cluster.has_dynamic_allocation:
-        return [*findings, judge_driver_address(cluster), _no_executors(cluster)]
+        return [*findings, _no_executors(cluster)]
     driver = _look_around_here()
     try:
-        seen = look_around(context, max(1, cluster.slots) if not cluster.master.startswith("local") else 1)
+        seen = look_around(engine, max(1, cluster.slots) if not cluster.master.startswith("local") else 1)
     except JobError as error:
         remedy = "see that executors start, and that PYSPARK_PYTHON names a Python that every host has"
-        return [*findings, judge_driver_address(cluster), Finding("probe", "problem", str(error), remedy)]
-    cluster = read_cluster(context)  # by now, dynamic allocation has given some
+        return [*findings, Finding("probe", "problem", str(error), remedy)]
+    cluster = engine.cluster(wait=False)  # by now, dynamic allocation has given some
+    if is_connect:
+        cluster = _placed(cluster, sorted({worker.host for worker in seen.workers}))
     if not cluster.executors:
         return [*findings, _no_executors(cluster)]
     if config.distributed.replicas == 0:
@@ -144,7 +143,6 @@ def examine_cluster(config: Config, run: Folder, placement: OnSpark) -> list[Fin
     threads = replica_threads(config, placement)
     findings += [
         *judge_cluster(cluster, distributed.replicas, seen.unseen),
-        judge_driver_address(cluster),
         judge_interpreters(driver, workers),
         *judge_packages(driver, workers),
         *_judge_memory(config, cluster.master, cluster.properties, workers, at_once),
@@ -157,7 +155,7 @@ def examine_cluster(config: Config, run: Folder, placement: OnSpark) -> list[Fin
         return findings  # our own tasks could not run there
 
     def visit(orders: list[str]) -> list[str]:
-        return run_tasks(placement.session, orders, probe.visit_folder_task, watch=_time_limit(context))
+        return run_tasks(placement.session, orders, probe.visit_folder_task, watch=_time_limit(engine))
 
     try:
         problem, visits = visit_folder(run, visit, len(workers))
@@ -166,46 +164,32 @@ def examine_cluster(config: Config, run: Folder, placement: OnSpark) -> list[Fin
         return [*findings, Finding("run folder", "problem", str(error), "look at the logs of the executors")]
 
 
-def master_silence(master: str) -> str | None:
-    """That nothing listens where a master should be, long before Spark would notice; None when something does."""
-    kind, _, rest = master.partition("://")
-    if kind not in _DEFAULT_PORTS:
-        return None
-    errors = []
-    for place in rest.partition("//")[2].split(",") if "//" in rest else rest.split(","):
-        host, _, port = place.rstrip("/").partition("/")[0].rpartition(":")
-        host, port = (host, port) if host and port.isdecimal() else (place, str(_DEFAULT_PORTS[kind]))
-        try:
-            with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS):
-                return None
-        except OSError as error:
-            errors.append(f"{host}:{port}: {error.strerror or error}")
-    return f"{master} does not answer ({'; '.join(errors)})"
-
-
-def look_around(context: Any, num_tasks: int) -> Probe:
+def look_around(engine: Engine, num_tasks: int) -> Probe:
     """Ask a task in every slot what it sees, by code that needs nothing but Python on the worker."""
     from pyspark import cloudpickle
 
-    def ask() -> list[str]:
+    def ask() -> list[Sequence[str]]:
         cloudpickle.register_pickle_by_value(probe)
         try:
-            return list(context.parallelize([""] * num_tasks, num_tasks).map(probe.look_around).collect())
+            return engine.run(probe.look_around_in_task, num_tasks, num_tasks)
         finally:
             cloudpickle.unregister_pickle_by_value(probe)
 
-    context.setJobGroup(_GROUP, "sparklm: looking around")
+    engine.name_jobs("sparklm: looking around", _GROUP)
     asked_at = time.time()
-    answers = run_job(context, ask, _time_limit(context))
-    answered_at = time.time()
-    executors = {executor.executor_id for executor in read_cluster(context).executors}
-    context._jsc.sc().listenerBus().waitUntilEmpty(10_000)
+    answers = run_job(engine, ask, _time_limit(engine))
     return Probe(
-        workers=[ProcessFacts.model_validate_json(answer) for answer in answers],
+        workers=[ProcessFacts.model_validate_json(text) for text, *_ in answers],
         asked_at=asked_at,
-        answered_at=answered_at,
-        unseen=sorted(executors - {task["executorId"] for task in group_tasks(context, _GROUP)}),
+        answered_at=time.time(),
+        unseen=engine.idle_executors(_GROUP),
     )
+
+
+def _placed(cluster: ClusterFacts, hosts: Sequence[str]) -> ClusterFacts:
+    """Executors that only settings tell of, put on the hosts that the probe saw."""
+    placed = [replace(each, host=host) for each, host in zip(cluster.executors, cycle(hosts), strict=False)]
+    return replace(cluster, executors=placed)
 
 
 def visit_folder(
@@ -234,30 +218,13 @@ def visit_folder(
                 run.remove()
 
 
-def within(seconds: float, work: Callable[[], Value]) -> Value:
-    """Do some work in a thread, and wait for it only so long. Raises TimeoutError; the work is left to itself then."""
-    outcome: Future[Value] = Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(work())
-        except BaseException as error:  # noqa: BLE001 (raised again below, in the thread that waits)
-            outcome.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    try:
-        return outcome.result(timeout=seconds)
-    except TimeoutError as error:
-        raise TimeoutError(f"no answer within {seconds:.0f} s") from error
-
-
-def _time_limit(context: Any) -> Watch:
+def _time_limit(engine: Engine) -> Watch:
     """What ends a Spark job that it watches when its time is over."""
     deadline = time.monotonic() + _PROBE_SECONDS
 
     def watch() -> None:
         if time.monotonic() > deadline:
-            context.setLogLevel("OFF")  # what a cancelled job logs would bury our own message
+            engine.hush()
             raise JobError(f"tasks did not end within {_PROBE_SECONDS:.0f} s")
 
     return watch

@@ -13,6 +13,7 @@ import platform
 import socket
 import sys
 import time
+from collections.abc import Iterator
 
 PACKAGES = ("sparklm", "torch", "pyarrow", "pandas", "numpy")
 
@@ -58,6 +59,12 @@ def look_around(order: str) -> str:
             sizes = dict(line.split(":", 1) for line in lines)
         facts["available_bytes"] = 1024 * int(sizes["MemAvailable"].split()[0])
     return json.dumps(facts)
+
+
+def look_around_in_task(numbers: Iterator[int]) -> Iterator[tuple[str, None, None]]:
+    """The same as the answers to orders."""
+    for _ in numbers:
+        yield look_around(""), None, None
 
 
 def visit_folder_task(order: str) -> str:
