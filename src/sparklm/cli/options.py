@@ -119,6 +119,22 @@ Table = Annotated[
         rich_help_panel=TEXT,
     ),
 ]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        "--key",
+        metavar="COLUMN",
+        help="The column by which the rows of a table are known and sorted.",
+        show_default="a hash of the text",
+        rich_help_panel=TEXT,
+    ),
+]
+OutTable = Annotated[
+    str | None,
+    typer.Option(
+        "--out-table", metavar="DB.NAME", help="Make a table of the rows as well, in Spark's catalog: a new one."
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.", rich_help_panel=SHOWN)]
 LogLevel = Annotated[
     str | None,

@@ -22,6 +22,7 @@ from torch import Tensor
 from sparklm.errors import UserError
 from sparklm.models.model_zip import TrainedModel
 from sparklm.models.network import LanguageModel
+from sparklm.models.shape import ModelShape
 
 Surprises = npt.NDArray[np.float32]
 _LONGEST_WINDOW = 4096  # of networks with a longer context
@@ -63,19 +64,20 @@ def score_texts(trained: TrainedModel, texts: Iterable[str]) -> list[Score]:
 
 def score_documents(trained: TrainedModel, documents: Iterable[bytes]) -> Iterator[Score]:
     """Score documents of UTF-8, in their order and in bounded memory."""
-    check_scores(trained)
+    check_scores(trained.model.shape)
     block: list[_Document] = []
+    tokens = 0
     for data in documents:
         block.append(_Document(ids=trained.tokenizer.encode_utf8(data), num_bytes=len(data)))
-        if sum(len(document.ids) + 1 for document in block) >= _BLOCK_TOKENS:
+        tokens += len(block[-1].ids) + 1
+        if tokens >= _BLOCK_TOKENS:
             yield from _score_block(trained, block)
-            block = []
+            block, tokens = [], 0
     yield from _score_block(trained, block)
 
 
-def check_scores(trained: TrainedModel) -> None:
+def check_scores(shape: ModelShape) -> None:
     """Refuse networks that give a text no probability."""
-    shape = trained.model.shape
     if shape.predicts_embedding or shape.predicts_last_only:
         raise UserError(f"a network of the objective {shape.objective.kind} gives texts no probability")
 
