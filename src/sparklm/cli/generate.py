@@ -22,6 +22,7 @@ from sparklm.cli.options import (
     Table,
     TextColumn,
     check_placement,
+    going_on_later,
     print_note,
     resolve_settings,
     show_progress,
@@ -76,7 +77,11 @@ def generate(
     log_level: LogLevel = None,
     log_format: LogFormat = None,
 ) -> None:
-    """Write text that goes on from a prompt, or a row of text for each of many (--prompts, --table)."""
+    """Write text that goes on from a prompt.
+
+    Of many (--prompts, --table), each gets a row with its text, in parquet files (--out). Interrupted, the same command
+    goes on.
+    """
     logs.set_up(log_level, log_format)
     flags = source_flags(prompts, None, text_column, data_format, table) | {"spark.master": master}
     resolved = None
@@ -122,7 +127,7 @@ def _write_many(
     from sparklm.wording import count
 
     generation = Generation(max_new_tokens=max_new_tokens, sampling=sampling)
-    with show_progress(quiet) as watcher:
+    with show_progress(quiet) as watcher, going_on_later(watcher):
         totals = run_work(config, generation, model, Folder(out), watcher, key=key, out_table=out_table)
     if totals.notes:
         print_note(f"{count(totals.notes, 'prompt')} longer than the context, or with tokens unknown to this model")

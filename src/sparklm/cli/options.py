@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -234,6 +236,20 @@ def show_progress(quiet: bool) -> Tracker:
     from sparklm.progress.tracker import Tracker
 
     return Tracker(LogView() if quiet or logs.is_json() else console_view(Console(stderr=True)))
+
+
+@contextmanager
+def going_on_later(watcher: Tracker) -> Iterator[None]:
+    """Leave at an interrupt, at once, with a word on how to go on: what is written so far is good."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        from sparklm.signals import leave
+
+        watcher.end("interrupted")
+        watcher.note("interrupted; the same command goes on from here")
+        sys.stderr.flush()
+        leave(signal.SIGINT)
 
 
 def program_name() -> str:

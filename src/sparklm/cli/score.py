@@ -12,7 +12,6 @@ from sparklm.cli.completion import complete_run
 from sparklm.cli.options import (
     Assignments,
     ConfigFile,
-    Corpus,
     Format,
     Json,
     Key,
@@ -24,6 +23,7 @@ from sparklm.cli.options import (
     Table,
     TextColumn,
     check_placement,
+    going_on_later,
     program_name,
     resolve_settings,
     show_progress,
@@ -37,6 +37,13 @@ if TYPE_CHECKING:
 
 
 def score(
+    corpus: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="CORPUS", help="Text files, folders or globs, in their order; none = the built-in sample."
+        ),
+    ] = None,
+    *,
     model: Annotated[
         str,
         typer.Option(
@@ -46,7 +53,6 @@ def score(
         ),
     ],
     out: Annotated[str, typer.Option(metavar="PLACE", help="A new folder, for parquet files.")],
-    corpus: Corpus = None,
     surprises: Annotated[bool, typer.Option("--surprises", help="Add the loss of every token.")] = False,
     with_text: Annotated[bool, typer.Option("--with-text", help="Add the text.")] = False,
     keep_below: Annotated[
@@ -76,8 +82,8 @@ def score(
 ) -> None:
     """Score every document of a corpus or table: a row for each.
 
-    A row is the document's key, its bytes and tokens, its loss, bits per byte and perplexity. Interrupted, the same
-    command goes on.
+    A row is the document's key, its bytes and tokens, its loss, bits per byte and perplexity. --model and --out are
+    needed. Interrupted, the same command goes on.
     """
     logs.set_up(log_level, log_format)
     if by is not None and keep_below is None:
@@ -91,7 +97,7 @@ def score(
     from sparklm.storage import Folder
 
     scoring = Scoring(surprises=surprises, with_text=with_text, keep_below=keep_below, by=by or "bits_per_byte")
-    with show_progress(quiet) as watcher:
+    with show_progress(quiet) as watcher, going_on_later(watcher):
         totals = run_work(resolved, scoring, model, Folder(out), watcher, key=key, out_table=out_table)
     if as_json:
         print(totals.model_dump_json(exclude={"seconds", "new_bytes", "notes"}))

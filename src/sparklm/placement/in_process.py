@@ -134,9 +134,9 @@ def _needs_spark(what: str, doing: str) -> UserError:
 
 
 def in_threads(work: Callable[[str], str], orders: Sequence[str], num_threads: int) -> Iterator[tuple[int, str]]:
-    """The places of orders and the answers to them, as they come. What one raises is raised here, and ends all.
+    """The places of orders and the answers to them, as they come.
 
-    The threads never keep a process from ending: what they do when it is interrupted is lost.
+    What one raises is raised here, once those under way are done. An interrupt does not wait for them.
     """
     waiting: SimpleQueue[int] = SimpleQueue()
     outcomes: SimpleQueue[tuple[int, str | BaseException]] = SimpleQueue()
@@ -155,14 +155,20 @@ def in_threads(work: Callable[[str], str], orders: Sequence[str], num_threads: i
             except BaseException as error:  # noqa: BLE001 (raised again below, in the thread that waits)
                 outcomes.put((place, error))
 
-    for _ in range(min(num_threads, len(orders))):
-        threading.Thread(target=do_orders, daemon=True).start()
+    threads = [threading.Thread(target=do_orders, daemon=True) for _ in range(min(num_threads, len(orders)))]
+    for thread in threads:
+        thread.start()
     try:
         for _ in orders:
             place, outcome = outcomes.get()
             if isinstance(outcome, BaseException):
                 raise outcome
             yield place, outcome
+    except Exception:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+        raise
     finally:
         is_over.set()
 
