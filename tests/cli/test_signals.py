@@ -90,7 +90,7 @@ def test_watch_once_tells_of_a_dead_run(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_scoring_goes_on_with_the_same_command(finished_run: Path, tmp_path: Path) -> None:
-    (tmp_path / "corpus.jsonl").write_text(f"{json.dumps({'text': SENTENCES * 100})}\n" * 300)
+    (tmp_path / "corpus.jsonl").write_text(f"{json.dumps({'text': SENTENCES * 100})}\n" * 120)
     command = ["score", "corpus.jsonl", "--model", str(finished_run), "--master", "none"]
     process = subprocess.Popen(
         [sys.executable, "-m", "sparklm", *command, "--out", "out"],
