@@ -174,6 +174,7 @@ def test_the_best_documents_are_kept_and_shown_as_the_next_corpus(place: Path, f
     command = ["score", "a.jsonl", "--model", str(finished_run), "--master", "none", "-q", "--out"]
     figures = json.loads(ok(*command, "all", "--json", cwd=place))
     assert (figures["documents"], figures["rows"], figures["bytes"]) == (3, 3, sum(map(len, texts)))
+    assert 0 < figures["bits_per_byte"] < 8
     limit = ["--keep-below", "3.5", "--by", "loss"]
     shown = ok(*command, "best", *limit, cwd=place)
     assert "kept 2 of 3 documents: loss below 3.5" in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -100,7 +101,8 @@ def score(
     with show_progress(quiet) as watcher, going_on_later(watcher):
         totals = run_work(resolved, scoring, model, Folder(out), watcher, key=key, out_table=out_table)
     if as_json:
-        print(totals.model_dump_json(exclude={"seconds", "new_bytes", "notes"}))
+        names = ("documents", "rows", "bytes", "tokens", "loss", "bits_per_byte", "seconds")
+        print(json.dumps({name: getattr(totals, name) for name in names}))
         return
     _print_totals(totals, scoring, out)
 
