@@ -12,11 +12,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparklm.api import Callback, Model, Run, evaluate, load, prepare, train
+    from sparklm.api import Callback, Model, Run, evaluate, generate_corpus, load, prepare, score_corpus, train
     from sparklm.inference.scoring import Score
 
 __version__ = "0.1.0"
-__all__ = ["Callback", "Model", "Run", "Score", "evaluate", "load", "prepare", "train"]
+__all__ = [
+    "Callback",
+    "Model",
+    "Run",
+    "Score",
+    "evaluate",
+    "generate_corpus",
+    "load",
+    "prepare",
+    "score_corpus",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -49,6 +49,9 @@ from sparklm.inference.predict import Candidate, predict_next
 from sparklm.inference.prompts import encode_prompt
 from sparklm.inference.sampling import Sampling
 from sparklm.inference.scoring import Score, score_texts
+from sparklm.lake.generate import Generation
+from sparklm.lake.score import Figure, Scoring
+from sparklm.lake.work import Totals, Work, check_work, do_work
 from sparklm.models.model_zip import TrainedModel, load_model
 from sparklm.placement.protocol import Placement
 from sparklm.placement.start import started
@@ -228,6 +231,88 @@ def run_prepare(config: Config, folder: Folder, watcher: Tracker, session: Spark
     with _working(config, watcher, session) as placement:
         watcher.stage("Preparing the text")
         return prepare_dataset(config.data, config.cleaning, folder, placement)
+
+
+def score_corpus(
+    corpus: Corpus = None,
+    *,
+    model: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    key: str | None = None,
+    surprises: bool = False,
+    with_text: bool = False,
+    keep_below: float | None = None,
+    by: Figure = "bits_per_byte",
+    out_table: str | None = None,
+    **where: Any,
+) -> Totals:
+    """Score every document of a corpus: parquet files in `out`, with a row for each; see `sparklm score`.
+
+    `corpus` is text as `train` takes it, but no list of texts (`Model.score` takes these). `where` is master, spark,
+    config, settings and progress, as in `prepare`.
+    """
+    scoring = Scoring(surprises=surprises, with_text=with_text, keep_below=keep_below, by=by)
+    return _work_on(corpus, scoring, os.fspath(model), Folder(os.fspath(out)), key, out_table, **where)
+
+
+def generate_corpus(
+    prompts: Corpus,
+    *,
+    model: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    key: str | None = None,
+    max_new_tokens: int = 120,
+    sampling: Sampling | None = None,
+    out_table: str | None = None,
+    **where: Any,
+) -> Totals:
+    """Go on from every prompt of a corpus: parquet files in `out`, with a row for each; see `score_corpus`."""
+    generation = Generation(max_new_tokens=max_new_tokens, sampling=sampling or Sampling())
+    return _work_on(prompts, generation, os.fspath(model), Folder(os.fspath(out)), key, out_table, **where)
+
+
+def _work_on(
+    corpus: Corpus,
+    work: Scoring | Generation,
+    model: str,
+    folder: Folder,
+    key: str | None,
+    out_table: str | None,
+    *,
+    master: str | None = None,
+    spark: SparkSession | None = None,
+    config: str | None = None,
+    settings: Mapping[str, object] | None = None,
+    progress: bool | None = None,
+) -> Totals:
+    if _is_texts(corpus) and corpus:
+        raise UserError("a list of texts is scored and gone on from by a Model; to do it here, write it to a file")
+    spark = _session_of(corpus, spark)
+    given = {"spark.master": _master(master, spark), **_corpus_settings(corpus, folder), **(settings or {})}
+    resolved = resolve(config_file=config, flags=given).config
+    _provide(corpus, folder)
+    with Tracker(*_views(progress)) as watcher:
+        return run_work(resolved, work, model, folder, watcher, key=key, out_table=out_table, session=spark)
+
+
+def run_work(
+    config: Config,
+    settings: Scoring | Generation,
+    model: str,
+    folder: Folder,
+    watcher: Tracker,
+    *,
+    key: str | None = None,
+    out_table: str | None = None,
+    session: SparkSession | None = None,
+) -> Totals:
+    """Make a row for each document, where the settings place it; the commands are this and what they print."""
+    data = config.data.model_copy(update={"validation": None, "validation_table": None})  # which belong to a training
+    work = Work(settings=settings, data=data, model=model, out=folder, key=key, out_table=out_table)
+    check_work(work)
+    with _working(config, watcher, session) as placement:
+        watcher.stage("Scoring" if isinstance(settings, Scoring) else "Generating")
+        return do_work(work, placement)
 
 
 def load(address: str | os.PathLike[str]) -> Model:

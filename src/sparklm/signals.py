@@ -28,7 +28,7 @@ def stopping_on_signals(
 
     def handle(number: int, frame: FrameType | None) -> None:
         if stop.is_asked and leaves_at_once:
-            _leave(number)
+            leave(number)
         if stop.is_asked:
             raise KeyboardInterrupt
         if stop.is_awaited:
@@ -48,8 +48,8 @@ def exit_code(stop: StopRequest) -> int:
     return 128 + (stop.asked_by or signal.SIGINT)
 
 
-def _leave(number: int) -> None:
-    """End this process, and with it the JVM that hangs on it, without a word."""
+def leave(number: int) -> None:
+    """End this process, and with it the JVM that hangs on it, and threads at work, without a word."""
     if sys.stderr is not None and sys.stderr.isatty():
         os.write(sys.stderr.fileno(), _SHOW_CURSOR)
     os._exit(128 + number)

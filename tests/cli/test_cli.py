@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 
 from sparklm import logs
@@ -45,7 +46,18 @@ def place(tmp_path: Path) -> Path:
 @pytest.mark.process
 def test_help_names_every_command_and_answers_without_heavy_imports(tmp_path: Path) -> None:
     text = output_of(start_process("--help", cwd=tmp_path))
-    for command in ("train", "prepare", "embed", "generate", "predict", "evaluate", "report", "config", "doctor"):
+    for command in (
+        "train",
+        "prepare",
+        "embed",
+        "generate",
+        "predict",
+        "evaluate",
+        "score",
+        "report",
+        "config",
+        "doctor",
+    ):
         assert re.search(rf"^\s*{command}\s+\w", text, re.MULTILINE), command
     program = "import sys, sparklm.cli; print({'torch', 'pyspark', 'pydantic', 'tokenizers'} & set(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
@@ -76,6 +88,12 @@ def test_a_wrong_setting_is_refused_before_torch_is_loaded(tmp_path: Path) -> No
         ("evaluate", ["--master", "--format", "--table", "--text-column", "--quiet", "--log-level", "--log-format"]),
         ("embed", ["DATASET", "--out", "--kind", "--size", "--neighbours", "--master"]),
         ("generate", ["MODEL", "[PROMPT]", "--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed"]),
+        ("generate", ["--prompts", "--table", "--key", "--out", "--out-table", "--master", "--quiet"]),
+        ("score", ["[CORPUS]...", "--model", "--out", "--surprises", "--with-text", "--keep-below", "--by", "--json"]),
+        (
+            "score",
+            ["--out-table", "--table", "--key", "--format", "--text-column", "--master", "--quiet", "--log-level"],
+        ),
         ("predict", ["MODEL", "CONTEXT", "--top", "--json"]),
         ("evaluate", ["MODEL", "[CORPUS]", "--json"]),
         ("report", ["RUN", "--out"]),
@@ -148,6 +166,37 @@ def test_prepare_shows_its_progress_unless_it_is_to_be_quiet(place: Path) -> Non
     assert run_command(*arguments, "--out", "b", "--quiet", cwd=place).stderr == ""
     (line,) = run_command(*arguments, "--out", "c", "--log-format", "json", cwd=place).stderr.splitlines()
     assert json.loads(line)["text"] == "Preparing the text"
+
+
+def test_the_best_documents_are_kept_and_shown_as_the_next_corpus(place: Path, finished_run: Path) -> None:
+    texts = [SENTENCES, "zqxj " * 20, SENTENCES * 2]
+    (place / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    command = ["score", "a.jsonl", "--model", str(finished_run), "--master", "none", "-q", "--out"]
+    figures = json.loads(ok(*command, "all", "--json", cwd=place))
+    assert (figures["documents"], figures["rows"], figures["bytes"]) == (3, 3, sum(map(len, texts)))
+    assert 0 < figures["bits_per_byte"] < 8
+    limit = ["--keep-below", "3.5", "--by", "loss"]
+    shown = ok(*command, "best", *limit, cwd=place)
+    assert "kept 2 of 3 documents: loss below 3.5" in shown
+    assert shown.rstrip().endswith("train best")
+    assert "kept 2 of 3 documents" in ok(*command, "best", *limit, cwd=place)
+    refused = run_command(*command, "best", "--keep-below", "3", cwd=place)
+    assert (refused.returncode, "Choose another --out" in refused.stderr) == (2, True)
+    refused = run_command(*command, "other", "--by", "loss", cwd=place)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+
+
+def test_many_prompts_get_a_row_each(place: Path, finished_run: Path) -> None:
+    (place / "prompts.txt").write_text("The quick\nPack my\n")
+    command = ["generate", str(finished_run), "--prompts", "prompts.txt", "--max-new-tokens", "5", "--master", "none"]
+    assert "2 texts\n  out" in ok(*command, "--out", "out", cwd=place)
+    rows = pyarrow.parquet.read_table(place / "out").to_pylist()
+    assert [(row["key"], row["prompt"]) for row in rows] == [
+        ("prompts.txt:0", "The quick"),
+        ("prompts.txt:10", "Pack my"),
+    ]
+    for wrong in ([*command], [*command, "--out", "o", "A prompt"], ["generate", str(finished_run), "--out", "o"]):
+        assert run_command(*wrong, cwd=place).returncode == 2
 
 
 def test_evaluate_takes_the_formats_of_prepare(place: Path, finished_run: Path) -> None:

@@ -79,11 +79,12 @@ def test_every_file_that_the_documents_point_at_exists() -> None:
 
 
 def test_every_preset_and_command_is_in_the_documents() -> None:
+    from sparklm.cli import COMMANDS
     from sparklm.config.legacy_keys import ALIASES, CLUSTER_ALIASES
     from sparklm.config.presets import PRESETS
 
     text = "".join(path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
-    for name in (*PRESETS, "generate", "predict", "evaluate", "report", "prepare", "config", "doctor", "watch"):
+    for name in (*PRESETS, *COMMANDS):
         assert name in text
     for key in (*ALIASES, *CLUSTER_ALIASES):
         assert key.rpartition(".")[2] in text, key

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import run_command
-from tests.conftest import SENTENCES, TINY, heed_interrupts
+from tests.conftest import SENTENCES, TINY, files_below, heed_interrupts
 
 pytestmark = pytest.mark.process
 FLAGS = [part for setting in (*TINY, "training.checkpoint_every_steps=100000") for part in ("--set", setting)]
@@ -87,3 +87,29 @@ def test_watch_once_tells_of_a_dead_run(tmp_path: Path) -> None:
     assert dead.returncode == 1
     assert "run: dead" in dead.stdout
     assert "is gone" in dead.stderr
+
+
+def test_an_interrupted_scoring_goes_on_with_the_same_command(finished_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_text(f"{json.dumps({'text': SENTENCES * 100})}\n" * 120)
+    command = ["score", "corpus.jsonl", "--model", str(finished_run), "--master", "none"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sparklm", *command, "--out", "out"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_interrupts,
+    )
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "out").glob("part-*.parquet")):
+        assert time.monotonic() < deadline, "no part within two minutes"
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "interrupted; the same command goes on from here" in errors
+    assert not (tmp_path / "out" / "_SUCCESS").exists()
+    resumed = run_command(*command, "--out", "out", cwd=tmp_path)
+    assert "were there already" in resumed.stderr
+    run_command(*command, "--out", "whole", cwd=tmp_path)
+    assert files_below(tmp_path / "out") == files_below(tmp_path / "whole")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -15,11 +16,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
+import pyarrow.parquet
 import pytest
 
 from sparklm.storage import Folder
 from sparklm.training.checkpoint.commit import latest_step
-from tests.conftest import STRATEGIES, TINY, run_job, tiny_config
+from tests.conftest import SENTENCES, STRATEGIES, TINY, run_job, tiny_config
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).parents[2]
@@ -179,20 +181,51 @@ def test_a_killed_executor_and_a_killed_driver_do_not_change_the_bits(
 
         process = driver(*command)
         wait_until(lambda: latest_step(run) >= 60, process)
-        victim = next(
-            other
-            for other in psutil.process_iter()
-            if other.is_running() and "CoarseGrainedExecutorBackend" in " ".join(_command_line(other))
-        )
-        for child in [*victim.children(recursive=True), victim]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
+        kill_an_executor()
         errors = end_well(process)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     assert "going on from step" in errors
     assert (tmp_path / "run" / "model.zip").read_bytes() == (tmp_path / "here" / "model.zip").read_bytes()
+
+
+def test_a_table_scored_while_an_executor_is_killed_has_every_row_once(
+    master_url: str, finished_run: Path, tmp_path: Path
+) -> None:
+    texts = {number: f"Row {number} says {number * 7919}. {SENTENCES}" for number in range(10_000)}
+    lines = [json.dumps({"id": number, "text": text}) for number, text in texts.items()]
+    (tmp_path / "rows.json").write_text("\n".join(reversed(lines)))
+    out = tmp_path / "out"
+    command = ["-m", "sparklm", "score", f"{tmp_path}/rows.json", "--format", "json", "--key", "id", "--with-text"]
+    command += ["--model", str(finished_run), "--out", str(out), "--master", master_url, "--json"]
+    settings = ("spark.executor.memory=512m", "spark.ui.enabled=false")
+    process = driver(*command, *(part for setting in settings for part in ("--set", setting)))
+    try:
+        wait_until(lambda: len(list(out.glob("part-*.parquet"))) >= 1, process)
+        kill_an_executor()
+        num_parts = len(list(out.glob("part-*.parquet")))
+        end_well(process)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert num_parts < len(list(out.glob("part-*.parquet")))  # it was killed in the middle
+    rows = pyarrow.parquet.read_table(out, columns=["key", "text", "tokens"]).to_pylist()
+    assert {row["key"]: row["text"] for row in rows} == texts
+    assert [row["key"] for row in rows] == list(range(10_000))
+    assert json.loads((out / "_SUCCESS").read_text())["tally"]["tokens"] == sum(row["tokens"] for row in rows)
+
+
+def kill_an_executor() -> None:
+    """Kill an executor of this test's cluster, and its Python workers."""
+    victim = next(
+        other
+        for other in psutil.Process().children(recursive=True)
+        if "CoarseGrainedExecutorBackend" in " ".join(_command_line(other))
+    )
+    for child in [*victim.children(recursive=True), victim]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
 
 
 def wait_until(holds: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 120.0) -> None:

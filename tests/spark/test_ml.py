@@ -18,9 +18,9 @@ from pyspark.sql import DataFrame
 import sparklm
 from sparklm import job
 from sparklm.errors import UserError
+from sparklm.inference.sampling import row_seed
 from sparklm.inference.scoring import Score
 from sparklm.spark import LanguageModel, LanguageModelModel, PerplexityEvaluator, shared_model
-from sparklm.spark.columns import row_seed
 from sparklm.spark.placement import OnSpark
 from tests.conftest import SENTENCES, TINY
 

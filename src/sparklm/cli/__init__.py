@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from sparklm import __version__, logs
-from sparklm.cli import config, doctor, embed, evaluate, generate, predict, prepare, report, train, watch
+from sparklm.cli import config, doctor, embed, evaluate, generate, predict, prepare, report, score, train, watch
 from sparklm.cli.command import Command, describe_usage_error
 from sparklm.errors import JobError, UserError
 
@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "generate": generate.generate,
     "predict": predict.predict,
     "evaluate": evaluate.evaluate,
+    "score": score.score,
     "report": report.report,
     "watch": watch.watch,
     "config": config.show_config,

@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparklm.cli.options import Model, print_note
+from sparklm import logs
+from sparklm.cli.options import (
+    TEXT,
+    Assignments,
+    ConfigFile,
+    Format,
+    Key,
+    LogFormat,
+    LogLevel,
+    Master,
+    Model,
+    OutTable,
+    Quiet,
+    Table,
+    TextColumn,
+    check_placement,
+    going_on_later,
+    print_note,
+    resolve_settings,
+    show_progress,
+    source_flags,
+)
+from sparklm.errors import UserError
+
+if TYPE_CHECKING:
+    from sparklm.config import Config
+    from sparklm.inference.sampling import Sampling
 
 
 def generate(
@@ -28,13 +54,81 @@ def generate(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="The same seed gives the same text.")] = 0,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PLACE",
+            help="Many prompts: text files with one a line, jsonl, csv, parquet, folders; may be given many times.",
+            rich_help_panel=TEXT,
+        ),
+    ] = None,
+    data_format: Format = None,
+    text_column: TextColumn = None,
+    table: Table = None,
+    key: Key = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="PLACE", help="Of many prompts: a new folder, for parquet files.")
+    ] = None,
+    out_table: OutTable = None,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    master: Master = None,
+    quiet: Quiet = False,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
 ) -> None:
-    """Write text that goes on from a prompt."""
-    from sparklm.inference.generate import generate_text
+    """Write text that goes on from a prompt.
+
+    Of many (--prompts, --table), each gets a row with its text, in parquet files (--out). Interrupted, the same command
+    goes on.
+    """
+    logs.set_up(log_level, log_format)
+    flags = source_flags(prompts, None, text_column, data_format, table) | {"spark.master": master}
+    resolved = None
+    if prompts or table is not None:
+        if out is None or prompt:
+            raise UserError("many prompts need --out PLACE, and no PROMPT beside them")
+        resolved = resolve_settings(None, config, assignments, flags).config
+        check_placement(resolved)
+    elif out is not None or out_table is not None:
+        raise UserError("--out and --out-table are for many prompts; add --prompts or --table")
+
     from sparklm.inference.sampling import Sampling
-    from sparklm.models.model_zip import load_model
 
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    if resolved is None or out is None:
+        _print_one(model, prompt, max_new_tokens, sampling)
+    else:
+        _write_many(resolved, model, max_new_tokens, sampling, out, key, out_table, quiet)
+
+
+def _print_one(model: str, prompt: str, max_new_tokens: int, sampling: Sampling) -> None:
+    from sparklm.inference.generate import generate_text
+    from sparklm.models.model_zip import load_model
+
     generated = generate_text(load_model(model), prompt, max_new_tokens, sampling)
     print_note(generated.note)
     print(generated.text)
+
+
+def _write_many(
+    config: Config,
+    model: str,
+    max_new_tokens: int,
+    sampling: Sampling,
+    out: str,
+    key: str | None,
+    out_table: str | None,
+    quiet: bool,
+) -> None:
+    from sparklm.api import run_work
+    from sparklm.lake.generate import Generation
+    from sparklm.storage import Folder
+    from sparklm.wording import count
+
+    generation = Generation(max_new_tokens=max_new_tokens, sampling=sampling)
+    with show_progress(quiet) as watcher, going_on_later(watcher):
+        totals = run_work(config, generation, model, Folder(out), watcher, key=key, out_table=out_table)
+    if totals.notes:
+        print_note(f"{count(totals.notes, 'prompt')} longer than the context, or with tokens unknown to this model")
+    print(f"{count(totals.rows, 'text')}\n  {out}")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -119,6 +121,22 @@ Table = Annotated[
         rich_help_panel=TEXT,
     ),
 ]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        "--key",
+        metavar="COLUMN",
+        help="The column by which the rows of a table are known and sorted.",
+        show_default="a hash of the text",
+        rich_help_panel=TEXT,
+    ),
+]
+OutTable = Annotated[
+    str | None,
+    typer.Option(
+        "--out-table", metavar="DB.NAME", help="Make a table of the rows as well, in Spark's catalog: a new one."
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.", rich_help_panel=SHOWN)]
 LogLevel = Annotated[
     str | None,
@@ -217,6 +235,20 @@ def show_progress(quiet: bool) -> Tracker:
     from sparklm.progress.tracker import Tracker
 
     return Tracker(LogView() if quiet or logs.is_json() else console_view(Console(stderr=True)))
+
+
+@contextmanager
+def going_on_later(watcher: Tracker) -> Iterator[None]:
+    """Leave at an interrupt, at once, with a word on how to go on: what is written so far is good."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        from sparklm.signals import leave
+
+        watcher.end("interrupted")
+        watcher.note("interrupted; the same command goes on from here")
+        sys.stderr.flush()
+        leave(signal.SIGINT)
 
 
 def program_name() -> str:

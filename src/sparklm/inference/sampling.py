@@ -5,6 +5,7 @@ Shapes: B batch, K candidates, V vocabulary.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,6 +44,15 @@ class Sampling:
         return cls(
             temperature=generation.temperature, top_k=generation.top_k, top_p=generation.top_p, seed=generation.seed
         )
+
+
+def row_seed(seed: int, key: object) -> int:
+    """The seed of one row of many, by its key, so that it does not matter where the row lies.
+
+    >>> row_seed(0, "It was") == row_seed(0, "It was") != row_seed(1, "It was")
+    True
+    """
+    return int.from_bytes(hashlib.sha256(f"{seed}\n{key}".encode()).digest()[:8], "big") >> 1
 
 
 def choose_tokens(scores_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Generator]) -> list[int]:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from queue import Empty, SimpleQueue
+
+import torch
 
 from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
-from sparklm.placement.protocol import EpochWork, SessionFacts
+from sparklm.placement.protocol import EpochWork, SessionFacts, TableRows
 from sparklm.progress.watcher import Watcher
+from sparklm.storage import Folder
 from sparklm.text.corpus import Corpus, corpus_name
 from sparklm.text.encode import ShardRequest, find_duplicates_here
+from sparklm.training.device import use_threads
 from sparklm.training.evaluations import EvaluationListener, OnEvaluation
 from sparklm.training.metrics import ClusterFigures
 from sparklm.training.phases import StepProgress
@@ -48,14 +54,37 @@ class InProcess:
             self.watcher.tasks_done(title, len(answers), len(orders))
         return answers
 
+    def run_long_tasks(self, work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
+        """Do as many at once as there are cores, each in a thread: torch works without Python's lock."""
+        threads = torch.get_num_threads()
+        try:
+            answers: dict[int, str] = {}
+            for place, answer in in_threads(work, orders, usable_cores()):
+                answers[place] = answer
+                self.watcher.tasks_done(title, len(answers), len(orders))
+            return [answers[place] for place in range(len(orders))]
+        finally:
+            use_threads(threads)
+
     def find_duplicates(self, requests: Sequence[ShardRequest]) -> set[int]:
         """Compare one document after another."""
         return find_duplicates_here(requests)
 
     def open_table(self, data: DataConfig, cleaning: CleaningConfig) -> Corpus:
         """Refuse: only Spark can."""
-        name = data.table or f"{corpus_name(data)} ({data.format})"
-        raise UserError(f"{name} is read by Spark; choose a --master other than none")
+        raise _needs_spark(data.table or f"{corpus_name(data)} ({data.format})", "read")
+
+    def open_rows(self, data: DataConfig, key: str | None) -> TableRows:
+        """Refuse: only Spark can."""
+        raise _needs_spark(data.table or f"{corpus_name(data)} ({data.format})", "read")
+
+    def refuse_table(self, name: str) -> None:
+        """Refuse: only Spark can."""
+        raise _needs_spark(f"table {name}", "made")
+
+    def save_table(self, folder: Folder, name: str) -> None:
+        """Refuse: only Spark can."""
+        raise _needs_spark(f"table {name}", "made")
 
     def prepare_training(self, run: Run, vocab_size: int) -> None:
         """Replicas take turns here; there is nothing to decide."""
@@ -98,6 +127,50 @@ class InProcess:
 
     def stop(self) -> None:
         """There is no session."""
+
+
+def _needs_spark(what: str, doing: str) -> UserError:
+    return UserError(f"{what} is {doing} by Spark; choose a --master other than none")
+
+
+def in_threads(work: Callable[[str], str], orders: Sequence[str], num_threads: int) -> Iterator[tuple[int, str]]:
+    """The places of orders and the answers to them, as they come.
+
+    What one raises is raised here, once those under way are done. An interrupt does not wait for them.
+    """
+    waiting: SimpleQueue[int] = SimpleQueue()
+    outcomes: SimpleQueue[tuple[int, str | BaseException]] = SimpleQueue()
+    is_over = threading.Event()
+    for place in range(len(orders)):
+        waiting.put(place)
+
+    def do_orders() -> None:
+        while not is_over.is_set():
+            try:
+                place = waiting.get_nowait()
+            except Empty:
+                return
+            try:
+                outcomes.put((place, work(orders[place])))
+            except BaseException as error:  # noqa: BLE001 (raised again below, in the thread that waits)
+                outcomes.put((place, error))
+
+    threads = [threading.Thread(target=do_orders, daemon=True) for _ in range(min(num_threads, len(orders)))]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in orders:
+            place, outcome = outcomes.get()
+            if isinstance(outcome, BaseException):
+                raise outcome
+            yield place, outcome
+    except Exception:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+        raise
+    finally:
+        is_over.set()
 
 
 def usable_cores() -> int:

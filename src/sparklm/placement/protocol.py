@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from sparklm.config import CleaningConfig, DataConfig
+    from sparklm.lake.parts import RowFile
     from sparklm.progress.watcher import Watcher
+    from sparklm.storage import Folder
     from sparklm.text.corpus import Corpus
     from sparklm.text.encode import ShardRequest
+    from sparklm.text.shards import Input
     from sparklm.training.evaluations import OnEvaluation
     from sparklm.training.metrics import ClusterFigures
     from sparklm.training.run import Run
@@ -49,6 +52,16 @@ class EpochWork:
         )
 
 
+class TableRows(Protocol):
+    """The rows of a table, in the order of their keys and texts."""
+
+    input: Input  # how they are now
+    num_rows: int
+
+    def write(self, folder: Folder) -> list[RowFile]:
+        """Write all of them down, each once."""
+
+
 class Placement(Protocol):
     """Runs the work of a job, and reports to its watcher."""
 
@@ -76,11 +89,23 @@ class Placement(Protocol):
     def run_tasks(self, work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
         """Do orders, each a JSON text, and return the answers in order."""
 
+    def run_long_tasks(self, work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
+        """Do orders that take long, several at once; return the answers in order."""
+
     def find_duplicates(self, requests: Sequence[ShardRequest]) -> set[int]:
         """Write down which documents of which shards to leave out; return the shards that have any."""
 
     def open_table(self, data: DataConfig, cleaning: CleaningConfig) -> Corpus:
         """Open a table as a corpus."""
+
+    def open_rows(self, data: DataConfig, key: str | None) -> TableRows:
+        """Open a table whose rows are known by a column, or by the hash of their text."""
+
+    def refuse_table(self, name: str) -> None:
+        """Refuse the name of a table that is there already, or cannot be made here."""
+
+    def save_table(self, folder: Folder, name: str) -> None:
+        """Make a table of the parquet files in a folder."""
 
     def prepare_training(self, run: Run, vocab_size: int) -> None:
         """Decide how replicas will sync, and report it; refuse what cannot work here."""

@@ -5,7 +5,6 @@ Only the texts travel to Python, in Arrow batches; the other columns of the rows
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from pyspark.sql import functions as F
 from sparklm.inference.generate import generate_texts
 from sparklm.inference.predict import predict_next
 from sparklm.inference.prompts import encode_prompt
-from sparklm.inference.sampling import Sampling
+from sparklm.inference.sampling import Sampling, row_seed
 from sparklm.inference.scoring import score_texts
 from sparklm.spark.shared_model import SharedModel
 
@@ -75,15 +74,6 @@ def predict_column(shared: SharedModel, text: Column, top: int) -> Column:
             yield pd.Series(_where_present(candidates, batch), dtype=object)
 
     return F.pandas_udf(predict, CANDIDATES)(text)
-
-
-def row_seed(seed: int, prompt: str) -> int:
-    """The seed of a row.
-
-    >>> row_seed(0, "It was") == row_seed(0, "It was") != row_seed(1, "It was")
-    True
-    """
-    return int.from_bytes(hashlib.sha256(f"{seed} {prompt}".encode()).digest()[:8]) >> 1
 
 
 def _where_present(work: Callable[[Sequence[str]], Sequence[Any]], texts: pd.Series) -> list[Any]:

@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, TypeVar
 from sparklm.config import CleaningConfig, DataConfig, SparkConfig
 from sparklm.errors import JobError, TrainingDivergedError
 from sparklm.models.build import count_parameters
-from sparklm.placement.protocol import EpochWork, RunTasks, SessionFacts
+from sparklm.placement.protocol import EpochWork, RunTasks, SessionFacts, TableRows
 from sparklm.progress.watcher import Watcher
 from sparklm.spark.barrier import RankOrder, rank_task
 from sparklm.spark.cluster import ClusterFacts, share_of_cores
 from sparklm.spark.duplicates import find_duplicates_in_files
 from sparklm.spark.engine import engine_of
 from sparklm.spark.memory import check_executor_memory
+from sparklm.spark.rows import KeyedRows, refuse_table, save_table
 from sparklm.spark.session import start_session
 from sparklm.spark.supervision import Follower, Supervisor, TaskCounter
 from sparklm.spark.tables import TableCorpus
 from sparklm.spark.tasks import Watch, name_jobs, run_tasks
+from sparklm.storage import Folder
 from sparklm.text.corpus import Corpus
 from sparklm.text.encode import ShardRequest
 from sparklm.training.checkpoint.commit import latest_step
@@ -75,9 +77,18 @@ class OnSpark:
 
     def run_tasks(self, work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
         """Do some orders in each task, as starting a task costs nearly as much as a small order."""
+        return self._run_counted(work, orders, title, self._most_tasks)
+
+    def run_long_tasks(self, work: Callable[[str], str], orders: Sequence[str], title: str) -> list[str]:
+        """Do each in a task of its own."""
+        return self._run_counted(work, orders, title, most_tasks=None)
+
+    def _run_counted(
+        self, work: Callable[[str], str], orders: Sequence[str], title: str, most_tasks: int | None
+    ) -> list[str]:
         name_jobs(self.session, title)
         with self.engine.counting_tasks() as count:
-            return run_tasks(self.session, orders, work, self._most_tasks, TaskCounter(count, title, self.watcher))
+            return run_tasks(self.session, orders, work, most_tasks, TaskCounter(count, title, self.watcher))
 
     def find_duplicates(self, requests: Sequence[ShardRequest]) -> set[int]:
         """Compare documents in a query."""
@@ -86,6 +97,18 @@ class OnSpark:
     def open_table(self, data: DataConfig, cleaning: CleaningConfig) -> Corpus:
         """Open a table of this session."""
         return TableCorpus(self.session, data, cleaning)
+
+    def open_rows(self, data: DataConfig, key: str | None) -> TableRows:
+        """Open a table of this session."""
+        return KeyedRows(self.session, data, key)
+
+    def refuse_table(self, name: str) -> None:
+        """Ask the catalog."""
+        refuse_table(self.session, name)
+
+    def save_table(self, folder: Folder, name: str) -> None:
+        """Read the files and write them as a table."""
+        save_table(self.session, folder, name)
 
     def prepare_training(self, run: Run, vocab_size: int) -> None:
         """See that replicas fit into memory, and choose how they sync."""

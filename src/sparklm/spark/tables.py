@@ -38,18 +38,10 @@ class TableCorpus:
 
     def __init__(self, session: SparkSession, data: DataConfig, cleaning: CleaningConfig) -> None:
         self._session, self._cleaning = session, cleaning
-        self._rows = _open_rows(session, data)
+        self._rows = open_rows(session, data)
         self._name = corpus_name(data)
         name_jobs(session, f"sparklm: prepare, look at {self._name}")
-        facts_of_all = (
-            "count(*) as num_rows",
-            "sum(octet_length(text)) as num_bytes",
-            "bit_xor(hash) as xor",
-            "sum(hash % 65521) as sum",
-        )
-        (facts,) = run_query(session, lambda: self._rows.selectExpr(*facts_of_all))
-        content = f"{facts.num_rows} rows, hash {(facts.xor or 0) & (2**64 - 1):016x} {facts['sum']}"
-        self.text_bytes = facts.num_bytes or 0
+        _, self.text_bytes, content = look_at_rows(session, self._rows)
         self.inputs = [Input(name=self._name, num_bytes=self.text_bytes, modified=content)]
         self.notes: list[str] = []
         self._num_shards = max(1, -(-self.text_bytes // SHARD_TEXT_BYTES))
@@ -115,8 +107,21 @@ class TableCorpus:
         return rows.select("hash", "text")
 
 
-def _open_rows(session: SparkSession, data: DataConfig) -> DataFrame:
-    """The table's text, as bytes, with a hash of it."""
+def look_at_rows(session: SparkSession, rows: DataFrame) -> tuple[int, int, str]:
+    """How many rows there are, how many bytes of text, and what tells that they have changed."""
+    facts_of_all = (
+        "count(*) as num_rows",
+        "sum(octet_length(text)) as num_bytes",
+        "bit_xor(hash) as xor",
+        "sum(hash % 65521) as sum",
+    )
+    (facts,) = run_query(session, lambda: rows.selectExpr(*facts_of_all))
+    content = f"{facts.num_rows} rows, hash {(facts.xor or 0) & (2**64 - 1):016x} {facts['sum']}"
+    return facts.num_rows, facts.num_bytes or 0, content
+
+
+def open_rows(session: SparkSession, data: DataConfig, key: str | None = None) -> DataFrame:
+    """The table's text, as bytes, with a hash of it; or a column as its key, with a hash of both."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import AnalysisException, PySparkException
 
@@ -129,9 +134,12 @@ def _open_rows(session: SparkSession, data: DataConfig) -> DataFrame:
         kind = table.schema[data.text_column].dataType.simpleString()
         if kind not in ("string", "binary") and not kind.startswith(("varchar", "char")):
             raise UserError(f"{source}: the column {data.text_column!r} is of type {kind}, not a text")
-        column = "`" + data.text_column.replace("`", "``") + "`"
-        rows = table.selectExpr(f"coalesce(cast({column} as binary), X'') as text")
-        return rows.selectExpr("text", "xxhash64(text) as hash")
+        if key is not None and key not in names:
+            raise UserError(f"{source} has no column {key!r}, only {', '.join(names)}; say which with --key")
+        text = f"coalesce(cast({_quoted(data.text_column)} as binary), X'') as text"
+        if key is None:
+            return table.selectExpr(text).selectExpr("text", "xxhash64(text) as hash")
+        return table.selectExpr(f"{_quoted(key)} as key", text).selectExpr("*", "xxhash64(key, text) as hash")
     except AnalysisException as error:
         raise UserError(f"Spark cannot read {source}: {str(error).splitlines()[0]}") from error
     except (PySparkException, Py4JJavaError) as error:
@@ -149,3 +157,8 @@ def _chunks(batches: Iterator[Any], name: str, counts: Counter[str]) -> Iterator
         counts["input_bytes"] += len(text)
         counts["read_bytes"] += len(text)
         yield make_chunk(f"{name}:{number & (2**64 - 1):016x}", text)
+
+
+def _quoted(column: str) -> str:
+    """A column's name in SQL."""
+    return "`" + column.replace("`", "``") + "`"

@@ -89,7 +89,7 @@ class FileCorpus:
             sources, left_out = _without_validation(sources, data)
             notes += left_out
         self.inputs = [Input(name=file.name, num_bytes=file.num_bytes, modified=file.modified) for file in sources]
-        sources, self.form, assumed = _recognise_ids(sources, data)
+        sources, self.form, assumed = recognise_ids(sources, data)
         self.notes = notes + assumed
         self.text_bytes = sum(file.num_bytes * (_PACKED if file.is_packed else 1) for file in sources)
         self._pieces = cut_pieces(sources, whole_documents=cleaning.needs_whole_documents)
@@ -162,7 +162,7 @@ def _identity(source: Source) -> str:
     return os.path.realpath(source.address) if split_url(source.address)[0] == "file" else source.address
 
 
-def _recognise_ids(sources: list[Source], data: DataConfig) -> tuple[list[Source], Form, list[str]]:
+def recognise_ids(sources: list[Source], data: DataConfig) -> tuple[list[Source], Form, list[str]]:
     """Tell token ids from text by the beginning of the first file that could be either; note what was assumed."""
     is_known = data.format != AUTO and FORMATS[data.format].form != "text"
     first = next((source for source in sources if FORMATS[source.format].may_be_ids and source.num_bytes), None)

@@ -146,15 +146,15 @@ def _request(data: DataConfig, cleaning: CleaningConfig, texts: _Texts) -> Reque
     names = {"tokenizer", "vocab_size", "split", "validation_fraction", "text_column", "format"}
     steps = {f"cleaning.{name}": value for name, value in cleaning.model_dump().items()}
     return Request(
-        corpus=_addresses(data),
+        corpus=corpus_addresses(data),
         settings={**data.model_dump(include=names), "smallest validation tail": data.window_size + 1, **steps},
         inputs=texts.corpus.inputs,
-        validation=_addresses(data.of_validation) if data.has_own_validation else None,
+        validation=corpus_addresses(data.of_validation) if data.has_own_validation else None,
         validation_inputs=[] if texts.validation is None else texts.validation.inputs,
     )
 
 
-def _addresses(data: DataConfig) -> str | list[str]:
+def corpus_addresses(data: DataConfig) -> str | list[str]:
     """Where the corpus is, the same from every working directory."""
     if data.table is not None:
         return data.table
