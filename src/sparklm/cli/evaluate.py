@@ -51,9 +51,10 @@ def evaluate(
     if not resolved.data.is_table:
         resolved = resolved.model_copy(update={"spark": resolved.spark.model_copy(update={"master": "none"})})
     check_placement(resolved)
-    from sparklm.api import load, run_evaluation  # with torch: not before the settings are known to be right
+    from sparklm.api.jobs import run_evaluation  # with torch: not before the settings are known to be right
+    from sparklm.models.model_zip import load_model
 
-    trained = load(model).trained
+    trained = load_model(model)
     with show_progress(quiet) as watcher:
         result = asdict(run_evaluation(trained, resolved, watcher))
     if as_json:

@@ -121,7 +121,7 @@ def _write_many(
     out_table: str | None,
     quiet: bool,
 ) -> None:
-    from sparklm.api import run_work
+    from sparklm.api.jobs import run_work
     from sparklm.lake.generate import Generation
     from sparklm.storage import Folder
     from sparklm.wording import count

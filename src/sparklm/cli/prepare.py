@@ -51,7 +51,7 @@ def prepare(
     flags = source_flags(corpus, validation, text_column, data_format, table) | {"spark.master": master}
     resolution = resolve_settings(preset, config, assignments, flags)
     check_placement(resolution.config)
-    from sparklm.api import run_prepare  # with torch: not before the settings are known to be right
+    from sparklm.api.jobs import run_prepare  # with torch: not before the settings are known to be right
     from sparklm.job import describe_counts
 
     with show_progress(quiet) as watcher:

@@ -93,7 +93,7 @@ def score(
     resolved = resolve_settings(None, config, assignments, flags).config
     check_placement(resolved)
 
-    from sparklm.api import run_work
+    from sparklm.api.jobs import run_work
     from sparklm.lake.score import Scoring
     from sparklm.storage import Folder
 

@@ -158,7 +158,7 @@ def train(
             watcher.note(f"note: {note}")
         check_placement(resolution.config)
         # It brings torch, which takes a second: not before the settings are known to be right.
-        from sparklm.api import run_job
+        from sparklm.api.jobs import run_job
 
         try:
             result = run_job(resolution.config, folder, watcher, stop, resume=resume, leaves_at_once=True)

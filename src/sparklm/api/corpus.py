@@ -1,0 +1,71 @@
+"""What a caller trains on, scores or goes on from, as settings name it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from sparklm import job
+from sparklm.storage import Folder
+from sparklm.text.shards import Dataset
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# A path, a list of texts or of paths, a DataFrame, a Dataset.
+Corpus: TypeAlias = Any
+
+
+def session_of(corpus: Corpus, spark: SparkSession | None) -> SparkSession | None:
+    """The session to use: the one that is given, or that of a DataFrame."""
+    return corpus.sparkSession if spark is None and _is_dataframe(corpus) else spark
+
+
+def master_of(master: str | None, spark: SparkSession | None) -> str | None:
+    """The master to use: the one that is given, or that of a session."""
+    if spark is None:
+        return master
+    from sparklm.spark.engine import engine_of
+
+    return engine_of(spark).master
+
+
+def is_texts(corpus: Corpus) -> bool:
+    """Whether a corpus is a list of texts."""
+    return isinstance(corpus, list | tuple) and all(isinstance(entry, str) for entry in corpus)
+
+
+def corpus_settings(corpus: Corpus, folder: Folder) -> dict[str, object]:
+    """The settings that name a corpus; texts and DataFrames get the name under which `provide` puts them."""
+    if corpus is None:
+        return {}
+    if isinstance(corpus, Dataset):
+        return {"data.corpus": corpus.folder.url}
+    if isinstance(corpus, str | os.PathLike):
+        return {"data.corpus": os.fspath(corpus)}
+    if _is_dataframe(corpus):
+        return {"data.table": _view_name(folder)}
+    if is_texts(corpus):
+        return {"data.corpus": folder.address(job.TEXTS), "data.text_column": "text"}
+    return {"data.corpus": [os.fspath(entry) for entry in corpus]}
+
+
+def provide(corpus: Corpus, folder: Folder) -> None:
+    """Put texts and DataFrames where the settings say, once those are known to be right."""
+    if _is_dataframe(corpus):
+        corpus.createOrReplaceTempView(_view_name(folder))
+    elif is_texts(corpus):
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in corpus)
+        if not folder.exists(job.TEXTS) or folder.read_text(job.TEXTS) != lines:
+            folder.write_text(job.TEXTS, lines)
+
+
+def _is_dataframe(corpus: Corpus) -> bool:
+    return hasattr(corpus, "sparkSession")
+
+
+def _view_name(folder: Folder) -> str:
+    """The same for the same run, so that it is known again."""
+    return f"sparklm_{hashlib.sha256(folder.absolute().url.encode()).hexdigest()[:12]}"

@@ -1,0 +1,82 @@
+"""A trained model as an object."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, overload
+
+from sparklm.errors import UserError
+from sparklm.inference.generate import generate_text, generate_texts, generate_tokens
+from sparklm.inference.predict import Candidate, predict_next
+from sparklm.inference.prompts import encode_prompt
+from sparklm.inference.sampling import Sampling
+from sparklm.inference.scoring import Score, score_texts
+from sparklm.models.model_zip import TrainedModel, load_model
+
+
+def load(address: str | os.PathLike[str]) -> Model:
+    """Load a model: the folder of a run, a model.zip, or a Hugging Face folder."""
+    return Model(load_model(os.fspath(address)))
+
+
+class Model:
+    """A trained model and its tokenizer."""
+
+    def __init__(self, trained: TrainedModel) -> None:
+        self.trained = trained
+
+    def __repr__(self) -> str:
+        shape = self.trained.model.shape
+        return f"<sparklm.Model: {shape.architecture}, {shape.num_layers} × {shape.width}, {shape.vocab_size:,} ids>"
+
+    @overload
+    def generate(self, prompt: str = "", *, stream: Literal[True], **sampling: Any) -> Iterator[str]: ...
+    @overload
+    def generate(self, prompt: str = "", *, stream: Literal[False] = False, **sampling: Any) -> str: ...
+    @overload
+    def generate(self, prompt: Sequence[str], *, stream: Literal[False] = False, **sampling: Any) -> list[str]: ...
+    def generate(
+        self,
+        prompt: str | Sequence[str] = "",
+        *,
+        stream: bool = False,
+        **sampling: Any,
+    ) -> str | list[str] | Iterator[str]:
+        """Go on from a prompt, or from each of several. The text holds the prompt; a stream, what follows it.
+
+        `sampling` is max_new_tokens (120), temperature (0.8), top_k, top_p and seed (0); the same seed gives the same
+        text.
+        """
+        max_new_tokens = sampling.pop("max_new_tokens", 120)
+        chosen = Sampling(**sampling)
+        if isinstance(prompt, str):
+            if stream:
+                return self._stream(prompt, max_new_tokens, chosen)
+            return generate_text(self.trained, prompt, max_new_tokens, chosen).text
+        if stream:
+            raise UserError("a stream goes on from one prompt; give one, or leave out stream")
+        seeds = [chosen.seed] * len(prompt)
+        return [each.text for each in generate_texts(self.trained, prompt, max_new_tokens, chosen, seeds)]
+
+    def _stream(self, prompt: str, max_new_tokens: int, sampling: Sampling) -> Iterator[str]:
+        """Pieces of text as they come; a character whose bytes are not all there yet waits for the rest."""
+        visible, _ = encode_prompt(self.trained, prompt)
+        decode, tokens = self.trained.tokenizer.decode, list(visible)
+        shown = len(decode(tokens))
+        for token in generate_tokens(self.trained, visible, max_new_tokens, sampling):
+            tokens.append(token)
+            text = decode(tokens)
+            if not text.endswith("\ufffd") and len(text) > shown:
+                yield text[shown:]
+                shown = len(text)
+        if len(text := decode(tokens)) > shown:
+            yield text[shown:]
+
+    def predict(self, text: str, *, top: int = 5) -> list[Candidate]:
+        """The likeliest tokens to follow a text, with their probabilities."""
+        return predict_next(self.trained, encode_prompt(self.trained, text)[0], top)
+
+    def score(self, texts: Sequence[str]) -> list[Score]:
+        """How well the model predicts each text: every token of it, given those before it in the context."""
+        return score_texts(self.trained, texts)
