@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 LAYERS = (
     ("errors", "wording"),
     ("logs", "storage"),
-    ("archive",),
+    ("archive", "disk_cache"),
     ("models.registry", "training.optim", "training.schedule", "text.formats", "text.readers", "text.token_files"),
     ("config",),
     ("text",),

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 from pydantic import BaseModel
 
+from sparklm.disk_cache import cached_copy
 from sparklm.errors import UserError
-from sparklm.storage import Folder, LiveFile, cached_copy, read_live, split_address, split_url
+from sparklm.storage import Folder, LiveFile, read_live, split_address, split_url
 
 
 @pytest.fixture(params=["file", "memory"])

@@ -1,6 +1,6 @@
 """A model on the disk of each machine that uses it: unpacked once, and mapped into the memory of every process.
 
-The copy lies in the cache (storage.py) under the checksum of its zip. Its weights are read from there as they are
+The copy lies in the cache (disk_cache.py) under the checksum of its zip. Its weights are read from there as they are
 used, and the processes of a machine share the memory that they take.
 """
 
@@ -11,10 +11,11 @@ import hashlib
 from pathlib import Path
 
 from sparklm.archive import read_members
+from sparklm.disk_cache import cached_copy, cached_file, cached_folder
 from sparklm.errors import UserError
 from sparklm.models.model_files import CONFIG, TOKENIZER, WEIGHTS, find_model
 from sparklm.models.model_zip import TrainedModel, load_model, pack_model
-from sparklm.storage import cached_copy, cached_file, cached_folder, split_address
+from sparklm.storage import split_address
 
 _MOST_OPEN_MODELS = 2  # of a process
 _CHANGED = "the model was changed since it was asked for; ask again"

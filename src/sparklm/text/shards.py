@@ -22,8 +22,9 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
 from sparklm.config import DataConfig
+from sparklm.disk_cache import cached_copy
 from sparklm.errors import UserError
-from sparklm.storage import Folder, cached_copy, read_record
+from sparklm.storage import Folder, read_record
 from sparklm.text.formats import AUTO, FORMATS
 from sparklm.text.sources import kind_of
 from sparklm.text.tokenizer import Tokenizer

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from sparklm.disk_cache import cached_folder
 from sparklm.errors import UserError
 from sparklm.models.local_copy import find_zip, open_local
 from sparklm.models.model_zip import load_model
-from sparklm.storage import Folder, cached_folder
+from sparklm.storage import Folder
 from tests.unit.models.test_model_files import write_folder
 
 
