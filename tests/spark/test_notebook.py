@@ -1,0 +1,50 @@
+"""examples/quickstart.ipynb, executed by a real kernel."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests.cli.test_readme import ROOT
+
+sys.path.insert(0, str(ROOT / "examples"))
+from execute import NOTEBOOK, execute
+
+pytestmark = [pytest.mark.spark, pytest.mark.process]
+MOST_BYTES = 100_000
+
+
+@pytest.fixture
+def one_core() -> Iterator[None]:
+    """One core, so one torch thread: beside other tests, more of them would crawl."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    yield
+    os.sched_setaffinity(0, cores)
+
+
+def shown(notebook: nbformat.NotebookNode) -> list[list[str]]:
+    """What kinds of things each cell of code shows."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return [
+        [kind for output in cell.outputs for kind in sorted(output.get("data", [output.output_type]))] for cell in cells
+    ]
+
+
+@pytest.mark.usefixtures("one_core")
+def test_the_notebook_goes_from_raw_text_to_scores(tmp_path: Path) -> None:
+    if shutil.which("java") is None:
+        pytest.skip("no Java on this machine")
+    stored = nbformat.read(NOTEBOOK, as_version=4)
+    assert NOTEBOOK.stat().st_size < MOST_BYTES
+    executed = execute(NOTEBOOK, str(tmp_path))  # an error of a cell is raised
+    assert shown(executed) == shown(stored)
+    table = next(cell for cell in executed.cells if "toPandas" in cell.source).outputs[0].data["text/plain"]
+    kinds = [line.split()[1] for line in table.splitlines()[1:]]
+    assert (kinds[0], kinds[-1]) == ("manual", "noise")
