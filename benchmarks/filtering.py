@@ -44,7 +44,7 @@ import numpy.typing as npt
 import torch
 from arpa import estimate
 from measuring import SPAWN, training_seconds
-from noise import KINDS
+from noise import KINDS, Document, spoil
 from reporting import machine, make_parser, markdown, publish, spread
 
 import sparklm
@@ -75,14 +75,6 @@ FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Document:
-    """A document of the lake, and the kind of its noise: none if it is clean."""
-
-    text: str
-    kind: str | None = None
-
-
-@dataclass(frozen=True)
 class Corpus:
     """What the books are used for."""
 
@@ -110,7 +102,7 @@ def deal(folder: Path, megabytes: float, documents: int, seed: int = 1) -> Corpu
     return Corpus(
         clean={name: text[: int(len(text) * share)] for name, text in clean.items()},
         held_out=held_out,
-        lake=spoil(passages, random),
+        lake=spoil(passages, NOISE_PERCENT, random),
     )
 
 
@@ -130,16 +122,6 @@ def cut(text: str, random: Random) -> Iterator[str]:
         end = end if end > 0 else start + LONGEST
         yield text[start:end].strip()
         start = end
-
-
-def spoil(passages: Sequence[str], random: Random) -> list[Document]:
-    """A lake of these passages, some of them replaced by noise of each kind in turn; they are in random order."""
-    noisy = len(passages) * NOISE_PERCENT // 100
-    kinds = itertools.cycle(KINDS)
-    spoiled = [Document(KINDS[kind](text, random), kind) for text, kind in zip(passages[:noisy], kinds, strict=False)]
-    lake = [*spoiled, *map(Document, passages[noisy:])]
-    random.shuffle(lake)
-    return lake
 
 
 def split_words(text: str) -> list[str]:

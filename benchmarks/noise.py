@@ -8,8 +8,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from random import Random
 
 CONFUSED = (
@@ -156,3 +158,21 @@ KINDS: dict[str, Callable[[str, Random], str]] = {
     "boilerplate": boilerplate,
     "foreign": foreign,
 }
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document of the lake, and the kind of its noise: none if it is clean."""
+
+    text: str
+    kind: str | None = None
+
+
+def spoil(passages: Sequence[str], percent: int, random: Random) -> list[Document]:
+    """A lake of these passages, some of them replaced by noise of each kind in turn; they are in random order."""
+    noisy = len(passages) * percent // 100
+    kinds = itertools.cycle(KINDS)
+    spoiled = [Document(KINDS[kind](text, random), kind) for text, kind in zip(passages[:noisy], kinds, strict=False)]
+    lake = [*spoiled, *map(Document, passages[noisy:])]
+    random.shuffle(lake)
+    return lake
