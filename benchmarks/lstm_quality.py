@@ -49,6 +49,8 @@ class Level:
     """What the model knows of n-grams of one length. A context is an n-gram one shorter, by its number."""
 
     keys: Int64Array  # context · vocabulary + word of each n-gram, sorted; its place is its number
+    occurrences: Int64Array  # how often it occurs
+    suffixes: Int64Array  # the number of the n-gram without its first word, which is one shorter
     counts: Int64Array  # of the longest: how often it occurs; of others: how many words stand before it
     discounts: FloatArray  # for counts of 0, 1, 2, and 3 or more
     context_counts: Int64Array  # sum over the words after a context
@@ -67,23 +69,24 @@ class KneserNey:
     def __init__(self, tokens: Int64Array, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         numbers = [np.zeros(len(tokens) + 1, dtype=np.int64)]  # of the n-gram that starts at each place; n = 0: one
-        keys, firsts, occurrences = [], [], []
+        keys, suffixes, occurrences = [], [], []
         for length in range(1, ORDER + 1):
             places = len(tokens) - length + 1
             pairs = numbers[-1][:places] * vocab_size + tokens[length - 1 :]
             found = np.unique(pairs, return_index=True, return_inverse=True, return_counts=True)
             keys.append(found[0])
-            firsts.append(found[1])
+            suffixes.append(numbers[-1][found[1] + 1])  # without its first word it starts one place later
             numbers.append(found[2])
             occurrences.append(found[3])
         self.levels = []
         for length in range(1, ORDER + 1):
-            counts = occurrences[-1]
-            if length < ORDER:  # the same n-gram without its first word starts one place later
-                suffixes = numbers[length][firsts[length] + 1]
-                counts = np.bincount(suffixes, minlength=len(keys[length - 1]))
-            num_contexts = 1 if length == 1 else len(keys[length - 2])
-            self.levels.append(_level(keys[length - 1], counts, num_contexts, vocab_size))
+            counts, place = occurrences[-1], length - 1
+            if length < ORDER:
+                counts = np.bincount(suffixes[length], minlength=len(keys[place]))
+            num_contexts = 1 if length == 1 else len(keys[place - 1])
+            self.levels.append(
+                _level(keys[place], occurrences[place], suffixes[place], counts, num_contexts, vocab_size)
+            )
 
     def probabilities(self, rows_N5: Int64Array) -> FloatArray:
         """The probability of each row's last word after the others."""
@@ -112,11 +115,18 @@ class KneserNey:
             assert abs(self.probabilities(every).sum() - 1.0) < 1e-9
 
 
-def _level(keys: Int64Array, counts: Int64Array, num_contexts: int, vocab_size: int) -> Level:
+def _level(
+    keys: Int64Array,
+    occurrences: Int64Array,
+    suffixes: Int64Array,
+    counts: Int64Array,
+    num_contexts: int,
+    vocab_size: int,
+) -> Level:
     contexts, discounts = keys // vocab_size, _discounts(counts)
     context_counts = np.bincount(contexts, weights=counts, minlength=num_contexts).astype(np.int64)
     taken = np.bincount(contexts, weights=discounts[np.minimum(counts, 3)], minlength=num_contexts)
-    return Level(keys, counts, discounts, context_counts, taken / np.maximum(context_counts, 1))
+    return Level(keys, occurrences, suffixes, counts, discounts, context_counts, taken / np.maximum(context_counts, 1))
 
 
 def _discounts(counts: Int64Array) -> FloatArray:

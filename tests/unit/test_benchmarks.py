@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
+from random import Random
 from types import ModuleType
 from unittest.mock import Mock
 
@@ -285,3 +286,81 @@ def test_ratios_are_of_the_same_repeat() -> None:
     tax = load("spark_tax")
     table = tax.rate_table({"base": [100.0, 200.0], "other": [110.0, 180.0]}, "base")
     assert table.splitlines()[-1] == "| other | 145 (110 to 180) | 1.000 (0.900 to 1.100) |"
+
+
+PASSAGE = "It was the best of times, it was the worst of times;\nit was the age of wisdom. " * 10
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "misread", "boilerplate", "foreign"])
+def test_noise_follows_from_the_seed_and_changes_text_but_little_of_its_length(kind: str) -> None:
+    make = load("noise").KINDS[kind]
+    made = make(PASSAGE, Random(1))
+    assert made == make(PASSAGE, Random(1)) != make(PASSAGE, Random(2))
+    assert made != PASSAGE
+    assert len(made) == pytest.approx(len(PASSAGE), rel=0.1)
+
+
+def test_shuffled_words_are_the_same_words_and_misread_ones_are_few() -> None:
+    noise = load("noise")
+    assert Counter(noise.shuffled(PASSAGE, Random(1)).split()) == Counter(PASSAGE.split())
+    right = Counter(PASSAGE.split())
+    wrong = Counter(noise.misread(PASSAGE, Random(1)).split()) - right
+    assert 0 < wrong.total() < 0.2 * right.total()
+
+
+def read_arpa(path: Path) -> dict[tuple[str, ...], tuple[float, float]]:
+    """The probability and the backoff of each n-gram."""
+    lines = [line.split("\t") for line in path.read_text().splitlines() if "\t" in line]
+    return {tuple(words.split()): (10 ** float(chance), 10 ** float(backoff)) for chance, words, backoff in lines}
+
+
+def chance(grams: dict[tuple[str, ...], tuple[float, float]], context: tuple[str, ...], word: str) -> float:
+    if (*context, word) in grams:
+        return grams[(*context, word)][0]
+    return grams.get(context, (0, 1))[1] * chance(grams, context[1:], word)
+
+
+def test_an_arpa_files_probabilities_add_up_to_one_without_its_rare_n_grams(tmp_path: Path) -> None:
+    random, words = np.random.default_rng(0), ["a"]
+    for _ in range(500):
+        words.append("abcdefgh"[(3 * ord(words[-1]) + random.geometric(0.4)) % 8])
+    load("arpa").estimate(words, tmp_path / "toy.arpa")
+    grams = read_arpa(tmp_path / "toy.arpa")
+    counts = Counter(tuple(words[place : place + 3]) for place in range(len(words) - 2))
+    assert {gram for gram in grams if len(gram) == 3} == {gram for gram, count in counts.items() if count > 1}
+    assert {len(gram) for gram in grams} == {1, 2, 3, 4, 5}
+    contexts = [(), ("a",), ("<unk>",), *(tuple(words[end - 4 : end]) for end in range(4, len(words) + 1, 7))]
+    for context in contexts:
+        assert sum(chance(grams, context, word) for word in (*"abcdefgh", "<unk>")) == pytest.approx(1, abs=1e-5)
+
+
+def test_an_arpa_file_of_all_n_grams_has_the_models_probabilities(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arpa = load("arpa")
+    monkeypatch.setattr(arpa, "LEAST_OCCURRENCES", (1,) * 5)
+    tokens = np.random.default_rng(0).zipf(1.5, 400) % 8
+    arpa.estimate([str(token) for token in tokens], tmp_path / "toy.arpa")
+    grams = read_arpa(tmp_path / "toy.arpa")
+    rows = np.concatenate((np.lib.stride_tricks.sliding_window_view(tokens, 5)[:40], tokens[:200].reshape(-1, 5)[::-1]))
+    expected = arpa.KneserNey(tokens + 1, 9).probabilities(rows + 1)
+    found = [chance(grams, tuple(map(str, row[:-1])), str(row[-1])) for row in rows.tolist()]
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_lake_has_noise_of_every_kind_and_no_text_that_a_model_is_trained_on(tmp_path: Path) -> None:
+    filtering = load("filtering")
+    for book in range(10):
+        (tmp_path / f"{book}.txt").write_text(" ".join(f"book{book}word{place}" for place in range(3_000)))
+    corpus = filtering.deal(tmp_path, 0.01, 40)
+    assert corpus == filtering.deal(tmp_path, 0.01, 40)
+    assert Counter(document.kind for document in corpus.lake) == {None: 32, **dict.fromkeys(filtering.KINDS, 2)}
+    assert sum(map(len, corpus.clean.values())) == pytest.approx(10_000, abs=10)
+    parts = [corpus.clean.values(), corpus.held_out, [document.text for document in corpus.lake if not document.kind]]
+    books = [{text[: text.index("w")] for text in part} for part in parts]
+    assert len(set().union(*books)) == sum(map(len, books))
+
+
+def test_average_precision_is_the_mean_of_the_precision_at_each_find() -> None:
+    scores, is_noise = np.array([0.1, 0.9, 0.8, 0.5]), np.array([False, True, False, True])
+    assert load("filtering").average_precision(scores, is_noise) == pytest.approx((1 / 1 + 2 / 3) / 2)
