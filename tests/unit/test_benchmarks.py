@@ -364,3 +364,11 @@ def test_a_lake_has_noise_of_every_kind_and_no_text_that_a_model_is_trained_on(t
 def test_average_precision_is_the_mean_of_the_precision_at_each_find() -> None:
     scores, is_noise = np.array([0.1, 0.9, 0.8, 0.5]), np.array([False, True, False, True])
     assert load("filtering").average_precision(scores, is_noise) == pytest.approx((1 / 1 + 2 / 3) / 2)
+
+
+def test_prompts_are_beginnings_of_texts() -> None:
+    texts = [" ".join(f"w{number}-{word}" for word in range(30)) for number in range(100)]
+    prompts = load("inference").some_prompts(texts)
+    assert len(prompts) == 64
+    assert all(text.startswith(f"{prompt} ") for prompt, text in zip(prompts, texts, strict=False))
+    assert {3, 20} <= {len(prompt.split()) for prompt in prompts}
