@@ -120,8 +120,7 @@ class _Peer:
 
         folder = work / "exported"
         zipfile.ZipFile(work / "run" / "model.zip").extractall(folder)
-        self.model: Any = AutoModelForCausalLM.from_pretrained(folder)
-        self.model.eval()
+        self.model: Any = AutoModelForCausalLM.from_pretrained(folder)  # in evaluation mode
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self.tokenizer.pad_token = self.tokenizer.eos_token
 

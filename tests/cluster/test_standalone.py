@@ -126,6 +126,7 @@ def test_every_strategy_gives_the_same_bits_on_a_cluster(master_url: str, corpus
         assert_same(expected, tmp_path / "there", exchange)
 
 
+@pytest.mark.long
 def test_the_number_of_slots_does_not_matter(corpus_file: Path, tmp_path: Path) -> None:
     if shutil.which("java") is None:
         pytest.skip("no Java on this machine")

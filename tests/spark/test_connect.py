@@ -102,6 +102,7 @@ def test_the_command_makes_the_bytes_of_one_process_on_a_server_without_java_her
     assert "what a Spark Connect server measures stays there" in (tmp_path / "there/report.html").read_text()
 
 
+@pytest.mark.long
 def test_replicas_on_a_server_sync_collectively_with_the_same_bytes(
     connected: OnSpark, corpus_file: Path, tmp_path: Path
 ) -> None:

@@ -174,6 +174,7 @@ def test_cross_validation_in_threads_chooses_the_better(corpus: DataFrame, tmp_p
     assert corpus.sparkSession.sparkContext.getLocalProperty("spark.jobGroup.id") is None
 
 
+@pytest.mark.long
 def test_a_train_validation_split_chooses_the_better(corpus: DataFrame, tmp_path: Path) -> None:
     estimator = LanguageModel(run=str(tmp_path), settings=SETTINGS)
     grid = ParamGridBuilder().addGrid(estimator.learningRate, [GOOD, TOO_SLOW]).build()

@@ -29,12 +29,10 @@ def one_core() -> Iterator[None]:
     os.sched_setaffinity(0, cores)
 
 
-def shown(notebook: nbformat.NotebookNode) -> list[list[str]]:
+def shown(notebook: nbformat.NotebookNode) -> list[set[str]]:
     """What kinds of things each cell of code shows."""
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    return [
-        [kind for output in cell.outputs for kind in sorted(output.get("data", [output.output_type]))] for cell in cells
-    ]
+    return [{kind for output in cell.outputs for kind in output.get("data", [output.output_type])} for cell in cells]
 
 
 @pytest.mark.usefixtures("one_core")
