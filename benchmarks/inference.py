@@ -80,8 +80,9 @@ def measure(arguments: argparse.Namespace, work: Path) -> str:
         ["64 prompts at once", "one by one", *_ratios(at_once, one_by_one), f"{equal} of {PROMPTS} texts equal"]
     )
     header = ["", "against", "seconds", "seconds of the other", "times as fast", ""]
+    shape = model.trained.model.shape
     about = (
-        f"{model!r}: {len(texts):,} paragraphs, {size:.2f} MB; median (lowest to highest) of {arguments.repeats} "
+        f"gpt of {shape.num_layers} × {shape.width} and {shape.vocab_size:,} ids: {len(texts):,} paragraphs, {size:.2f} MB; median (lowest to highest) of {arguments.repeats} "
         f"repeats. The largest difference of two losses is {difference:.1e}. {machine()}."
     )
     return f"{about}\n\n{markdown(header, rows)}"
