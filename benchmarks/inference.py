@@ -82,7 +82,8 @@ def measure(arguments: argparse.Namespace, work: Path) -> str:
     header = ["", "against", "seconds", "seconds of the other", "times as fast", ""]
     shape = model.trained.model.shape
     about = (
-        f"gpt of {shape.num_layers} × {shape.width} and {shape.vocab_size:,} ids: {len(texts):,} paragraphs, {size:.2f} MB; median (lowest to highest) of {arguments.repeats} "
+        f"gpt of {shape.num_layers} × {shape.width} and {shape.vocab_size:,} ids: {len(texts):,} paragraphs, "
+        f"{size:.2f} MB; median (lowest to highest) of {arguments.repeats} "
         f"repeats. The largest difference of two losses is {difference:.1e}. {machine()}."
     )
     return f"{about}\n\n{markdown(header, rows)}"
