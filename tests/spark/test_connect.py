@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 
 import sparklm
@@ -147,6 +148,13 @@ def test_a_users_program_has_dataframes_and_tables_prepared_and_its_session_is_a
     frame, table = (json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("frame", "table"))
     assert frame["counts"]["duplicate_documents"] == 1
     assert [frame[key] for key in ("counts", "shards")] == [table[key] for key in ("counts", "shards")]
+    scores = sparklm.load((tmp_path / "model").read_text()).score(sorted(TEXTS))
+    transformed = sorted(json.loads((tmp_path / "transformed.json").read_text()), key=lambda row: row["body"])
+    table_scores = pyarrow.parquet.read_table(tmp_path / "scores").to_pylist()
+    assert [row["key"] for row in table_scores] == sorted(TEXTS)
+    for score, ml, row in zip(scores, transformed, table_scores, strict=True):
+        assert ml["loss"] == pytest.approx(score.loss, rel=1e-5)
+        assert row["loss"] == pytest.approx(score.loss, rel=1e-5)
 
 
 def test_a_table_on_a_server_is_evaluated_as_its_rows_in_a_file_are(

@@ -64,10 +64,7 @@ def _reads_local_files(session: SparkSession) -> bool:
 
 def _hand_out(session: SparkSession, path: Path, name: str) -> None:
     """Give Spark a file under another name. A driver must keep it, for executors to come; a client has sent it."""
-    from pyspark import SparkFiles
-
-    keep = nullcontext(os.path.join(SparkFiles.getRootDirectory(), "sparklm"))
-    with tempfile.TemporaryDirectory() if is_connect(session) else keep as place:
+    with tempfile.TemporaryDirectory() if is_connect(session) else nullcontext(_kept_folder()) as place:
         named = Path(place, name)
         if not named.exists():
             named.parent.mkdir(parents=True, exist_ok=True)
@@ -76,3 +73,10 @@ def _hand_out(session: SparkSession, path: Path, name: str) -> None:
             except OSError:  # another disk, or one without links
                 shutil.copyfile(path, named)
         session.addArtifacts(str(named), file=True)
+
+
+def _kept_folder() -> str:
+    """A folder of the driver's that lasts as long as its Spark."""
+    from pyspark import SparkFiles
+
+    return os.path.join(SparkFiles.getRootDirectory(), "sparklm")
