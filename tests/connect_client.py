@@ -1,7 +1,8 @@
 """A program of its own for tests of Spark Connect: a user's session, opened as Spark's documents say.
 
 python -m tests.connect_client SERVER FOLDER prepares a DataFrame and a table, fits a model by Spark ML, scores the
-table with it, and prints what is left of the session. PySpark decides once for a process whether its functions mean a server or a JVM here.
+table with it, and prints what is left of the session. PySpark decides once for a process whether its functions mean a
+server or a JVM here.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import gzip
 import json
 import threading
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pyarrow.parquet
@@ -17,7 +18,9 @@ from sparklm.errors import UserError
 from sparklm.inference.sampling import Sampling, row_seed
 from sparklm.lake import parts, work
 from sparklm.models.local_copy import open_local
+from sparklm.models.model_zip import TrainedModel
 from sparklm.placement import in_process
+from sparklm.storage import Folder
 from tests.conftest import SENTENCES, TINY, files_below, run_job, tiny_config
 from tests.corpora import ROWS, WRITERS
 
@@ -64,6 +67,19 @@ def test_every_document_has_a_row_with_the_figures_of_its_text(
     assert (totals.documents, totals.rows, totals.bytes) == (40, 40, sum(map(len, TEXTS)))
     bits = sum(row["bits_per_byte"] * row["bytes"] for row in rows)
     assert totals.bits_per_byte == pytest.approx(bits / totals.bytes)
+
+
+def test_a_model_of_this_machine_goes_beside_an_output_in_shared_storage(corpus: Path, finished_run: Path) -> None:
+    asked: list[str] = []
+
+    def open_model(address: str, sha256: str) -> TrainedModel:
+        asked.append(address)
+        return open_local(address, sha256)
+
+    with mock.patch.object(parts, "open_local", open_model):
+        sparklm.score_corpus(corpus, model=finished_run, out="memory://lake/out", master="none")
+    assert set(asked) == {"memory://lake/out/_model.zip"}
+    assert Folder("memory://lake/out").names() == ["_SUCCESS", "_request.json", "part-00000.parquet"]
 
 
 @pytest.mark.usefixtures("small_parts")
