@@ -191,6 +191,7 @@ def test_a_killed_executor_and_a_killed_driver_do_not_change_the_bits(
     assert (tmp_path / "run" / "model.zip").read_bytes() == (tmp_path / "here" / "model.zip").read_bytes()
 
 
+@pytest.mark.long
 def test_a_table_scored_while_an_executor_is_killed_has_every_row_once(
     master_url: str, finished_run: Path, tmp_path: Path
 ) -> None:

@@ -132,6 +132,7 @@ def test_a_dataframe_is_trained_on_and_its_session_lives_on(connected: OnSpark, 
     assert frame.count() == len(rows)
 
 
+@pytest.mark.long
 def test_a_users_program_has_dataframes_and_tables_prepared_and_its_session_is_as_it_was(
     server: str, tmp_path: Path
 ) -> None:

@@ -118,6 +118,7 @@ def test_predictions_are_those_of_the_model(fitted: LanguageModelModel, rows: Da
         assert [each.probability for each in row] == pytest.approx([each.score for each in expected], rel=1e-4)
 
 
+@pytest.mark.long
 def test_a_pipeline_is_fitted_saved_and_loaded(corpus: DataFrame, rows: DataFrame, tmp_path: Path) -> None:
     lower = SQLTransformer(statement="SELECT *, lower(text) AS body FROM __THIS__")
     estimator = LanguageModel(run=str(tmp_path / "runs"), textCol="body", outputCol="answer", settings=SETTINGS)
