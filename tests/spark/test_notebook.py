@@ -37,7 +37,7 @@ def shown(notebook: nbformat.NotebookNode) -> list[set[str]]:
 
 
 @pytest.mark.usefixtures("one_core")
-@pytest.mark.parametrize("steps", [30, pytest.param(250, marks=pytest.mark.long)])
+@pytest.mark.parametrize("steps", [50, pytest.param(250, marks=pytest.mark.long)])
 def test_the_notebook_goes_from_raw_text_to_scores(steps: int, tmp_path: Path) -> None:
     if shutil.which("java") is None:
         pytest.skip("no Java on this machine")
