@@ -35,3 +35,12 @@ def test_a_session_is_used_for_files_too(on_spark: OnSpark, corpus_file: Path, t
     assert run.config.spark.master.startswith("local[")
     assert here.is_finished
     assert on_spark.session.range(3).count() == 3
+
+
+def test_a_session_that_is_there_is_joined_and_lives_on(
+    on_spark: OnSpark, corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"data.tokenizer": "byte"}
+    sparklm.prepare(corpus_file, out=tmp_path / "data", master="local[1]", settings=settings, progress=True)
+    assert f"running here already ({on_spark.session.sparkContext.master})" in capsys.readouterr().err
+    assert on_spark.session.range(3).count() == 3

@@ -19,7 +19,7 @@ from sparklm.spark.duplicates import find_duplicates_in_files
 from sparklm.spark.engine import engine_of
 from sparklm.spark.memory import check_executor_memory
 from sparklm.spark.rows import KeyedRows, refuse_table, save_table
-from sparklm.spark.session import start_session
+from sparklm.spark.session import is_running, start_session
 from sparklm.spark.supervision import Follower, Supervisor, TaskCounter
 from sparklm.spark.tables import TableCorpus
 from sparklm.spark.tasks import Watch, name_jobs, run_tasks
@@ -54,9 +54,11 @@ class OnSpark:
         """Start a session, or use one that is there, and never stop that."""
         self.watcher = watcher or Watcher()
         self.description = f"Spark {spark.address}"
-        self._is_own = session is None
+        self._is_own = session is None and not is_running(spark)
         self.session = start_session(spark) if session is None else session
         self.engine = engine_of(self.session)
+        if session is None and not self._is_own:
+            self.watcher.note(f"Spark is running here already ({self.engine.master}): it is used, and not stopped")
         self._exchange = Exchange(kind="storage", reason="nothing was chosen yet")
         self._facts: ClusterFacts | None = None
         self._process_bytes: int | None = None  # of a worker before any model

@@ -81,6 +81,13 @@ def check_start(spark: SparkConfig) -> None:
         check_java()
 
 
+def is_running(spark: SparkConfig) -> bool:
+    """Whether this process has a Spark already, which `start_session` would join."""
+    from pyspark import SparkContext
+
+    return not spark.is_connect and SparkContext._active_spark_context is not None
+
+
 def start_session(spark: SparkConfig) -> SparkSession:
     """Start Spark, or join the session that is already running in this process; on a server, open one."""
     check_start(spark)
