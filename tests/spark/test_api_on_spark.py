@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import sparklm
+from sparklm.errors import UserError
 from sparklm.spark.placement import OnSpark
 from tests.conftest import SENTENCES, TINY
 
@@ -44,3 +45,10 @@ def test_a_session_that_is_there_is_joined_and_lives_on(
     sparklm.prepare(corpus_file, out=tmp_path / "data", master="local[1]", settings=settings, progress=True)
     assert f"running here already ({on_spark.session.sparkContext.master})" in capsys.readouterr().err
     assert on_spark.session.range(3).count() == 3
+
+
+def test_a_master_beside_a_session_is_refused(on_spark: OnSpark, tmp_path: Path) -> None:
+    frame = on_spark.session.range(3).selectExpr("cast(id as string) as text")
+    with pytest.raises(UserError, match="master 'none' beside a Spark session"):
+        sparklm.train(frame, run=tmp_path / "run", master="none")
+    assert not (tmp_path / "run").exists()

@@ -126,3 +126,15 @@ def test_importing_it_loads_no_torch() -> None:
     program = "import sys, sparklm; sparklm.__version__; dir(sparklm); print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.strip() == "False"
+
+
+def test_what_is_no_text_is_refused_by_name(run: sparklm.Run) -> None:
+    model = sparklm.load(run)
+    for wrong, message in (("one text", "put this one into a list"), (["a", None], "None is none")):
+        with pytest.raises(UserError, match=message):
+            model.score(wrong)
+    with pytest.raises(UserError, match="predict takes one text, not a list"):
+        model.predict(["The"])
+    with pytest.raises(UserError, match="top = 0 must be at least 1"):
+        model.predict("The", top=0)
+    assert "validation loss" in repr(run)

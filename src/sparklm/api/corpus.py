@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sparklm import job
+from sparklm.errors import UserError
 from sparklm.storage import Folder
 from sparklm.text.shards import Dataset
 
@@ -24,11 +25,13 @@ def session_of(corpus: Corpus, spark: SparkSession | None) -> SparkSession | Non
 
 
 def master_of(master: str | None, spark: SparkSession | None) -> str | None:
-    """The master to use: the one that is given, or that of a session."""
+    """The master to use: the one that is given, or that of a session; both at once are refused."""
     if spark is None:
         return master
     from sparklm.spark.engine import engine_of
 
+    if master is not None:
+        raise UserError(f"master {master!r} beside a Spark session, or its DataFrame; leave one of them out")
     return engine_of(spark).master
 
 

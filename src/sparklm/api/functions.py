@@ -104,7 +104,11 @@ def evaluate(
     spark = session_of(corpus, spark)
     with tempfile.TemporaryDirectory() as place:
         folder = Folder(place)
-        given = {"spark.master": master_of("none", spark), **corpus_settings(corpus, folder), **(settings or {})}
+        given = {
+            "spark.master": master_of(None, spark) or "none",
+            **corpus_settings(corpus, folder),
+            **(settings or {}),
+        }
         config = resolve(flags=given).config
         provide(corpus, folder)
         return run_evaluation(model.trained, config, Tracker(), spark)

@@ -75,8 +75,17 @@ class Model:
 
     def predict(self, text: str, *, top: int = 5) -> list[Candidate]:
         """The likeliest tokens to follow a text, with their probabilities."""
+        if not isinstance(text, str):
+            raise UserError(f"predict takes one text, not a {type(text).__name__}")
+        if top < 1:
+            raise UserError(f"top = {top} must be at least 1")
         return predict_next(self.trained, encode_prompt(self.trained, text)[0], top)
 
     def score(self, texts: Sequence[str]) -> list[Score]:
         """How well the model predicts each text: every token of it, given those before it in the context."""
+        if isinstance(texts, str):
+            raise UserError("score takes a list of texts; put this one into a list")
+        for text in texts:
+            if not isinstance(text, str):
+                raise UserError(f"score takes texts, and {text!r} is none; leave it out")
         return score_texts(self.trained, texts)

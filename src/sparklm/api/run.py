@@ -25,8 +25,13 @@ class Run:
         self._folder = Folder(self.path)
         self.config = read_run(self._folder).config
 
+    def __fspath__(self) -> str:
+        """Its folder, so that a run may stand wherever a path may."""
+        return self.path
+
     def __repr__(self) -> str:
-        return f"<sparklm.Run {self.path}: {'finished' if self.is_finished else 'not finished'}>"
+        loss = "" if self.validation_loss is None else f", validation loss {self.validation_loss:.4f}"
+        return f"<sparklm.Run {self.path}: {'finished' if self.is_finished else 'not finished'}{loss}>"
 
     @property
     def is_finished(self) -> bool:

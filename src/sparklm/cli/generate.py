@@ -86,8 +86,10 @@ def generate(
     flags = source_flags(prompts, None, text_column, data_format, table) | {"spark.master": master}
     resolved = None
     if prompts or table is not None:
-        if out is None or prompt:
-            raise UserError("many prompts need --out PLACE, and no PROMPT beside them")
+        if out is None:
+            raise UserError("many prompts need a place for their texts; add --out PLACE")
+        if prompt:
+            raise UserError(f"PROMPT {prompt!r} is one prompt, --prompts and --table are many; leave one of them out")
         resolved = resolve_settings(None, config, assignments, flags).config
         check_placement(resolved)
     elif out is not None or out_table is not None:

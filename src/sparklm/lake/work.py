@@ -58,7 +58,7 @@ class _Kind:
 
 
 _KINDS: dict[type[BaseModel], _Kind] = {
-    Scoring: _Kind(doing="score", order=ScoreOrder, task=score_part_task, part_bytes=(2**18, 2**22)),
+    Scoring: _Kind(doing="score", order=ScoreOrder, task=score_part_task, part_bytes=(2**16, 2**20)),
     Generation: _Kind(doing="generate", order=GenerateOrder, task=generate_part_task, part_bytes=(2**12, 2**16)),
 }
 

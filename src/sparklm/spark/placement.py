@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from sparklm.config import CleaningConfig, DataConfig, SparkConfig
-from sparklm.errors import JobError, TrainingDivergedError
+from sparklm.errors import JobError, TrainingDivergedError, UserError
 from sparklm.models.build import count_parameters
 from sparklm.placement.protocol import EpochWork, RunTasks, SessionFacts, TableRows
 from sparklm.progress.watcher import Watcher
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
+_CATALOG = "spark.sql.catalogImplementation"
 _TASKS_PER_SLOT = 4  # enough for the slots to end at about the same time
 
 
@@ -105,7 +106,12 @@ class OnSpark:
         return KeyedRows(self.session, data, key)
 
     def refuse_table(self, name: str) -> None:
-        """Ask the catalog."""
+        """Ask the catalog; one in memory would take the table with it when this session ends."""
+        if self._is_own and name.count(".") < 2 and self.session.conf.get(_CATALOG, "in-memory") == "in-memory":
+            raise UserError(
+                f"table {name} would be gone with this Spark, whose catalog is in memory; "
+                f"add --set {_CATALOG}=hive, or read the parquet files of --out instead"
+            )
         refuse_table(self.session, name)
 
     def save_table(self, folder: Folder, name: str) -> None:

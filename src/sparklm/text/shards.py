@@ -341,6 +341,9 @@ class Dataset:
         self.validation = open_split(folder, self.manifest, "validation")
         self._document_ends = functools.cache(self._find_document_ends)
 
+    def __repr__(self) -> str:
+        return f"<sparklm dataset {self.folder}: {len(self.train):,} tokens and {len(self.validation):,} to validate>"
+
     def windows(self, stream: TokenStream, data: DataConfig, stride: int) -> Windows:
         """The windows of a stream of this dataset, as the config asks."""
         ends = self._document_ends(stream) if self.has_document_windows(data) else np.array([len(stream)])
