@@ -87,7 +87,7 @@ def generate_rows(
         if 2 * sum(row.is_done for row in rows) >= len(rows):
             reader.keep([place for place, row in enumerate(rows) if not row.is_done])
             rows = [row for row in rows if not row.is_done]
-        scores_BV = reader.scores_after([row.tokens[:length] for row in rows])
+        scores_BV = reader.scores_after([row.tokens for row in rows], length)
         if unknown is not None:
             scores_BV[:, unknown] = -math.inf  # it stands for rare words, and says nothing
         writing = [place for place, row in enumerate(rows) if len(row.tokens) == length]
@@ -119,16 +119,16 @@ class _Reader:
     def __init__(self, trained: TrainedModel) -> None:
         self._trained, self._cache, self._num_read = trained, Cache(), 0
 
-    def scores_after(self, rows: Sequence[list[int]]) -> Tensor:
-        """Score what follows rows of equal length, which begin with those of the call before: (B, V)."""
-        context_length, length = self._trained.model.shape.context_length, len(rows[0])
+    def scores_after(self, rows: Sequence[list[int]], length: int) -> Tensor:
+        """Score what follows the first tokens of each row, as many in all, and more than in the call before: (B, V)."""
+        context_length = self._trained.model.shape.context_length
         if self._trained.model.shape.predicts_last_only:
-            return self._trained.scores_after_all([row[-context_length:] for row in rows])
+            return self._trained.scores_after_all([row[max(0, length - context_length) : length] for row in rows])
         first = max(self._num_read, length - context_length)
         if self._cache.length + length - first > context_length:
             first, self._cache = length - max(1, context_length // 2), Cache()
         self._num_read = length
-        return self._trained.scores_after_all([row[first:] for row in rows], self._cache)
+        return self._trained.scores_after_all([row[first:length] for row in rows], self._cache)
 
     def keep(self, places: list[int]) -> None:
         """Go on with some of the rows."""
