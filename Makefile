@@ -7,6 +7,7 @@
 PYTHON ?= python3
 VENV   := .venv
 MLFLOW := .venv-mlflow
+HADOOP := tests/hadoop/lib
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 # One torch thread in each process of the tests, or torch crawls.
@@ -19,13 +20,13 @@ run: $(VENV)/.installed
 
 # Three processes, each with a Spark session of its own: on two cores, as tests mostly wait. A file stays in one
 # process, and files begin in the order of their names: those with clusters early, the many small ones last.
-test: $(VENV)/.installed-dev $(MLFLOW)/.installed
+test: $(VENV)/.installed-dev $(MLFLOW)/.installed $(HADOOP)/.installed
 	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: $(VENV)/.installed-dev
 	$(PYTEST) -n 2 -m 'not long and not spark and not process and not matrix' $(ARGS)
 
-test-long: $(VENV)/.installed-dev
+test-long: $(VENV)/.installed-dev $(HADOOP)/.installed
 	for time in $$(seq $(or $(TIMES),1)); do $(BIN)/python -m pytest -m 'long or spark' tests/faults tests/cluster tests/unit/training/test_memory.py tests/spark/test_connect.py tests/spark/test_ml.py tests/spark/test_notebook.py || exit 1; done
 
 golden: $(VENV)/.installed-dev
@@ -64,5 +65,9 @@ $(MLFLOW)/.installed: tests/servers/mlflow-requirements.txt
 	$(MLFLOW)/bin/pip install --quiet --disable-pip-version-check --no-deps -r $<
 	touch $@
 
+# The tests' HDFS and YARN. Without Maven there is none, and its tests say so and are skipped.
+$(HADOOP)/.installed: tests/hadoop/pom.xml
+	if command -v mvn >/dev/null; then mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$(HADOOP) && touch $@; fi
+
 clean:
-	rm -rf $(VENV) $(MLFLOW) build dist src/*.egg-info .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(MLFLOW) $(HADOOP) build dist src/*.egg-info .mypy_cache .ruff_cache .hypothesis
