@@ -38,7 +38,7 @@ def check_addresses(command: str, places: Mapping[str, str | Sequence[str] | Non
         for place in [given] if isinstance(given, str) else given or ():
             if "://" not in place:
                 raise UserError(
-                    f"{command} {option} {place}: in cluster mode the driver runs on another machine, where this path "
+                    f"{command} {option}{place}: in cluster mode the driver runs on another machine, where this path "
                     "means another file; upload it and give its address (hdfs://, s3://, …), or write "
                     f"file://{Path(place).absolute()} if all machines share that disk"
                 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import uuid
 from pathlib import Path
 
 from sparklm.errors import UserError
@@ -49,8 +50,9 @@ def upload(path: Path, staging: str, name: str) -> str:
     if split_url(address)[0] in ("s3", "memory"):  # whole objects
         filesystem.put_file(str(path), remote)
     else:
-        filesystem.put_file(str(path), f"{remote}.tmp")
-        filesystem.mv(f"{remote}.tmp", remote)
+        growing = f"{remote}.{uuid.uuid4().hex}.tmp"
+        filesystem.put_file(str(path), growing)
+        filesystem.mv(growing, remote)
     return address
 
 
