@@ -201,7 +201,7 @@ def _submission(
     arguments, files = list(command), []
     run = values.get("run")
     if deploy_mode == "cluster":
-        check_addresses(command[0], {_label(key): values.get(key) for key in _PLACES})
+        check_addresses(command[0], [(_label(key), values.get(key)) for key in _PLACES])
         if command[0] == "train" and run is None:
             raise UserError("in cluster mode, train needs --run ADDRESS: a run folder that this machine reaches, too")
         config = values.get("config")
