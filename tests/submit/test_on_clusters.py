@@ -70,6 +70,7 @@ def bare_node() -> Iterator[None]:
 def standalone_cluster(folder: Path) -> Iterator[str]:
     if shutil.which("java") is None:
         pytest.skip("no Java on this machine")
+    folder.mkdir(exist_ok=True)
     address, where = f"127.0.0.1:{free_port()}", ("--host", "127.0.0.1", "--webui-port", "0")
     with ExitStack() as stack:
         with bare_node():
