@@ -123,7 +123,8 @@ def _staged(archive: str, staging: str, *, is_dry: bool) -> str:
     if "://" in archive:
         return for_hadoop(archive)
     path = Path(archive)
-    return for_hadoop(Folder(staging).address(path.name) if is_dry else upload(path, staging, path.name))
+    name = checked_name(path)
+    return for_hadoop(Folder(staging).address(name) if is_dry else upload(path, staging, name))
 
 
 def _script(submission: Submission, staging: str, archive: str | None) -> str:
