@@ -150,9 +150,18 @@ def test_the_call_in_cluster_mode_on_standalone_has_a_shell_in_the_place_of_pyth
 
 
 def test_without_a_spark_there_is_nothing_to_submit_with(tmp_path: Path) -> None:
-    result = submit(*STANDALONE, "--", "train", cwd=tmp_path, SPARK_HOME=str(tmp_path))
+    result = submit(*STANDALONE, "--dry-run", "--", "train", cwd=tmp_path, SPARK_HOME=str(tmp_path))
     assert result.returncode == 2
     assert f"SPARK_HOME={tmp_path} has no bin/spark-submit" in result.stderr
+
+
+def test_a_master_that_does_not_answer_is_said_at_once(tmp_path: Path) -> None:
+    options = ("--target", "standalone", "--option", "master=spark://127.0.0.1:1", "--archive", "none")
+    result = submit(*options, "--", "train", cwd=tmp_path)
+    assert result.returncode == 1
+    assert result.stderr.startswith(
+        "sparklm: spark://127.0.0.1:1 does not answer (127.0.0.1:1: Connection refused); see that"
+    )
 
 
 def test_a_file_is_uploaded_once_and_whole(tmp_path: Path) -> None:
