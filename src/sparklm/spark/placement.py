@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from sparklm.config import CleaningConfig, DataConfig, SparkConfig
-from sparklm.errors import JobError, TrainingDivergedError, UserError
+from sparklm.errors import JobError, StoreAwayError, TrainingDivergedError, UserError
 from sparklm.models.build import count_parameters
 from sparklm.placement.protocol import EpochWork, RunTasks, SessionFacts, TableRows
 from sparklm.progress.watcher import Watcher
@@ -201,7 +201,7 @@ class OnSpark:
             supervisor = Supervisor(run.folder, distributed.replicas, distributed.timeout_seconds, follower)
             try:
                 return attempt(supervisor), retries
-            except TrainingDivergedError:
+            except (TrainingDivergedError, StoreAwayError):
                 raise
             except JobError as error:
                 if follower is not None and follower.stop.is_asked:  # what is saved is the newest checkpoint

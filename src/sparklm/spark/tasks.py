@@ -1,8 +1,8 @@
 """Orders as ordinary Spark tasks: retryable, with no barrier, under any master.
 
 A task gets a JSON text and returns a JSON text; tensors and tokens go through storage, never through the driver. What
-the user did wrong, and a training that diverged, come back as answers rather than as task failures: trying them again
-would change nothing.
+the user did wrong, a training that diverged, and a store that was waited for in vain come back as answers rather than
+as task failures: trying them again would change nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextvars import copy_context
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sparklm.errors import JobError, TrainingDivergedError, UserError
+from sparklm.errors import JobError, StoreAwayError, TrainingDivergedError, UserError
 from sparklm.spark.engine import Answer, Engine, engine_of
 from sparklm.spark.task_logs import TaskLog, in_task, task_log
 
@@ -82,6 +82,8 @@ def _answer(work: Callable[[str], str], order: str, log: TaskLog) -> Answer:
         return Answer(user_error=str(error))
     except TrainingDivergedError as error:
         return Answer(diverged=str(error))
+    except StoreAwayError as error:
+        return Answer(store_away=str(error))
 
 
 def map_arrow(rows: DataFrame, work: Callable[[Iterator[Any]], Iterator[Any]], schema: str) -> DataFrame:
@@ -145,6 +147,8 @@ def run_job(
             raise UserError(user_error)
         if (diverged := getattr(row, "diverged", None)) is not None:
             raise TrainingDivergedError(diverged)
+        if (store_away := getattr(row, "store_away", None)) is not None:
+            raise StoreAwayError(store_away)
     return rows
 
 

@@ -27,7 +27,7 @@ INIT = "init.safetensors"  # what the run begins with, where that is not drawn b
 MODEL_STATE, OPTIMIZER_STATE = "model/", "optimizer/"  # what the names of its tensors begin with
 LEAST_SYNCS = 4  # in an epoch, where the number of replicas comes from slots: with fewer they hardly learn together
 # Where work is placed and where copies go may change from one session of a run to the next; nothing else may.
-_FREE_SECTIONS = ("spark", "output", "generation")
+_FREE_SECTIONS = ("spark", "output", "generation", "storage")
 _FREE_KEYS = {
     *(f"distributed.{name}" for name in ("exchange", "timeout_seconds", "max_retries")),
     *(f"training.{name}" for name in ("checkpoint_every_steps", "checkpoint_every_minutes", "keep_checkpoints")),
