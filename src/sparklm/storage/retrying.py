@@ -6,7 +6,9 @@ informs waits for nothing (`not_waiting`). Tasks on Spark get the patience of th
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import random
 import threading
 import time
@@ -87,10 +89,10 @@ def keep_trying(address: str, do: Callable[[], Result]) -> Result:
     while True:
         try:
             result = do()
-        except (FileNotFoundError, UserError):
+        except FileNotFoundError as error:
             _has_answered(store)
-            raise
-        except JobError:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), hide_secrets(address)) from error
+        except (UserError, JobError):
             raise
         except Exception as error:
             trouble = explain(error)
@@ -102,7 +104,7 @@ def keep_trying(address: str, do: Callable[[], Result]) -> Result:
             waited = time.monotonic() - began
             _is_away(store, trouble.text, patience_seconds)
             if not _waits.get() or waited >= patience_seconds:
-                raise StoreAwayError(_away_for(address, trouble.text, waited)) from error
+                raise StoreAwayError(_away_for(address, store, trouble.text, waited)) from error
             time.sleep(min(pause * random.uniform(0.5, 1.0), max(0.0, patience_seconds - waited)))
             pause = min(2 * pause, _LONGEST_PAUSE)
         else:
@@ -115,10 +117,11 @@ def _patience_for(store: str) -> float:
     return _State.seconds if is_known else min(_State.seconds, _STRANGER_SECONDS)
 
 
-def _away_for(address: str, text: str, waited: float) -> str:
+def _away_for(address: str, store: str, text: str, waited: float) -> str:
     time_waited = f" for {duration(waited)}" if waited >= 1 else ""
-    going_on = "what was saved is good: the same command goes on from it"
-    return f"{hide_secrets(address)} does not answer{time_waited}: {text}; {going_on}"
+    saved, new = "what was saved is good: the same command goes on from it", "is the address right?"
+    remedy = saved if _State.trusts or store in _State.known else new
+    return f"{hide_secrets(address)} does not answer{time_waited}: {text}; {remedy}"
 
 
 def _is_away(store: str, text: str, seconds: float) -> None:

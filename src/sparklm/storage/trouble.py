@@ -6,6 +6,7 @@ Stores speak in many ways: errors of the system, of botocore and aiohttp (S3), a
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ _OF_HDFS = {  # what the text of its own errors holds: what that means, and whet
     "GSSAPIError": ("the name node does not accept this user; for Kerberos, run kinit", False),
     "InvalidArgument": ("this address cannot be used", False),
     "UrlParseError": ("this address cannot be used", False),
-    "failed to lookup address": ("no such host", True),
+    "failed to lookup address": ("no such host, nor a name service in HADOOP_CONF_DIR", True),
     "DataTransferError": ("a data node does not answer", True),
     "BlocksNotFound": ("no data node has all of it now", True),
     "All nodes failed": ("no data node takes it", True),
@@ -82,13 +83,13 @@ def _of_hdfs(error: BaseException) -> Trouble | None:
     text = str(error)
     java = _OF_JAVA.match(text)
     if java is not None:
-        return _of_java(java[1].rpartition(".")[2], _first_line(java[2].replace("\\n", "\n")))
+        return _of_java(java[1].rpartition(".")[2], _first_line(java[2].replace("\\n", "\n")).removesuffix('")'))
     is_its_own = type(error) is RuntimeError or (type(error) is OSError and error.errno is None)
     if not is_its_own:
         return None
     for sign, (meaning, passes) in _OF_HDFS.items():
         if sign in text:
-            return Trouble(meaning or _first_line(text), passes)
+            return Trouble(meaning or _system_words(_first_line(text)), passes)
     return None
 
 
@@ -143,10 +144,15 @@ def _of_answer(response: dict[str, dict[str, object]]) -> Trouble:
 
 def _of_connection(error: BaseException) -> str:
     for each in _chain(error):
-        number = getattr(each, "errno", None)
-        if isinstance(each, OSError) and number in _PASSING_NUMBERS and each.strerror:
-            return each.strerror.lower()
+        if isinstance(each, OSError) and each.errno in _PASSING_NUMBERS:
+            return os.strerror(each.errno).lower()
     return _first_line(str(error)) or type(error).__name__
+
+
+def _system_words(text: str) -> str:
+    """`Connection refused (os error 111)` as the system has it."""
+    number = re.search(r"os error (\d+)", text)
+    return os.strerror(int(number[1])).lower() if number is not None else text
 
 
 def _of_system(error: BaseException) -> Trouble | None:
@@ -168,4 +174,6 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0].strip().rstrip('")')
+    """The first line that says something: one that ends in a colon only announces the next."""
+    lines = [line.strip() for line in text.strip().splitlines()]
+    return next((line for line in lines if line and not line.endswith(":")), "")
