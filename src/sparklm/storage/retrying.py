@@ -21,7 +21,7 @@ from sparklm.errors import JobError, StoreAwayError, UserError
 from sparklm.redaction import hide_secrets
 from sparklm.storage.address import store_of
 from sparklm.storage.trouble import explain
-from sparklm.wording import duration
+from sparklm.wording import duration, minutes
 
 _logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -44,10 +44,10 @@ class _State:
 
 
 @contextmanager
-def patience(minutes: float, tell: Tell | None = None) -> Iterator[None]:
+def patience(retry_minutes: float, tell: Tell | None = None) -> Iterator[None]:
     """Wait for stores for so many minutes while the block lasts, and tell somebody of it."""
     before = _State.seconds, _State.tell
-    _State.seconds, _State.tell = 60 * minutes, tell
+    _State.seconds, _State.tell = 60 * retry_minutes, tell
     try:
         yield
     finally:
@@ -130,7 +130,7 @@ def _is_away(store: str, text: str, seconds: float) -> None:
         is_new = store not in _State.away
         _State.away.setdefault(store, time.monotonic())
     if is_new:
-        _say("a store is away", f"{hide_secrets(store)}: {text}; trying again for up to {duration(seconds)}")
+        _say("a store is away", f"{hide_secrets(store)}: {text}; trying again for up to {minutes(seconds)}")
 
 
 def _has_answered(store: str) -> None:
