@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from sparklm import job
 from sparklm.config import Config
+from sparklm.config.secrets import refuse_hidden
 from sparklm.evaluation import CorpusEvaluation, evaluate_corpus
 from sparklm.lake.generate import Generation
 from sparklm.lake.score import Scoring
@@ -60,6 +61,7 @@ def run_job(
         with working(config, watcher, session) as placement, heeding_signals():
             yield placement
 
+    refuse_hidden(config)
     with heeding_signals(), patience(config.storage.retry_minutes, watcher.warn):
         return job.train(config, folder, start, watcher, resume=resume, stop=stop)
 

@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING
 from sparklm.config import SparkConfig
 from sparklm.errors import JobError, UserError
 from sparklm.logs import foreign_line, is_json
+from sparklm.redaction import SECRET_IN_ADDRESS, SECRET_WORDS
 from sparklm.spark.connect import check_packages, open_session
+from sparklm.spark.gateway import start_gateway
 from sparklm.storage import Folder
 
 if TYPE_CHECKING:
@@ -104,7 +106,9 @@ def start_session(spark: SparkConfig) -> SparkSession:
     try:
         with _logging_settings(spark.log_level) as logging_file, _without_harmless_warnings():
             defaults = _default_properties(spark.master, logging_file) | event_log_properties(spark.event_log)
-            for key, value in (defaults | spark.properties).items():
+            properties = defaults | spark.properties
+            start_gateway(properties | {"spark.master": spark.master, "spark.app.name": spark.app_name})
+            for key, value in properties.items():
                 builder = builder.config(key, value)
             session = builder.getOrCreate()
         if spark.log_level != _QUIET_LEVEL:  # a session that was there before keeps its own, unless told otherwise
@@ -157,6 +161,9 @@ def _default_properties(master: str, logging_file: str) -> dict[str, str]:
         # limits are ten minutes and a year.
         "spark.barrier.sync.timeout": "600s",
         "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "2s",
+        # In the event log and the user interface: Spark's own default, and what hide_secrets knows beyond it.
+        "spark.redaction.regex": f"(?i){SECRET_WORDS}|{SECRET_IN_ADDRESS}",
+        "spark.redaction.string.regex": SECRET_IN_ADDRESS,
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging_file}",
     }
     if master.startswith("local"):

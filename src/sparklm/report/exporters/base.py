@@ -17,8 +17,8 @@ from typing import Any, Protocol, TypeAlias
 from sparklm.config import OutputConfig
 from sparklm.errors import UserError
 from sparklm.progress.status import Outcome
+from sparklm.redaction import first_line, hide_secrets
 from sparklm.report.exporters.recorded import Recorded, RecordedEpoch, RecordedEvaluation, recorded
-from sparklm.report.redaction import first_line, hide_credentials
 from sparklm.storage import Folder
 from sparklm.training.metrics import EpochRecord
 from sparklm.training.records import EvaluationRecord, Sample, StepRecord
@@ -79,7 +79,7 @@ class SafeExporter:
     """An exporter that has each record of the run folder once, and whose failures are noted and do no harm."""
 
     def __init__(self, title: str, open_exporter: Callable[[], Exporter], run: Folder, note: Note) -> None:
-        self._title, self._open, self._run, self._note = hide_credentials(title), open_exporter, run, note
+        self._title, self._open, self._run, self._note = hide_secrets(title), open_exporter, run, note
         self._sent: set[tuple[str, int]] = set()
         try:
             self._exporter: Exporter | None = self._opened()
