@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,8 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import pytest
+
 Mode = Literal["well", "slow", "throttling", "cutting"]
 BUCKET = "bucket"
+_VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
+_BUILT = Path(__file__).parent / "built"
 _SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 _THROTTLED = (
     b"HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nConnection: close\r\n"
@@ -36,6 +42,7 @@ class S3:
     endpoint: str
     key: str = "test-key"
     secret: str = "test-secret"
+    checks_secrets: bool = False
 
     def environment(self, endpoint: str | None = None) -> dict[str, str]:
         """What tells a client of it, through a proxy where there is one."""
@@ -73,10 +80,27 @@ def moto(folder: Path) -> Iterator[S3]:
 
 
 @contextlib.contextmanager
+def versitygw(folder: Path) -> Iterator[S3]:
+    """A real gateway to a folder, built by Go where it is not installed; it checks secrets."""
+    program = shutil.which("versitygw") or str(_BUILT / "versitygw")
+    if not Path(program).exists():
+        if shutil.which("go") is None:
+            pytest.skip("no Go on this machine to build versitygw with")
+        environment = {**os.environ, "GOBIN": str(_BUILT)}
+        subprocess.run(["go", "install", _VERSITYGW], env=environment, check=True, timeout=900, capture_output=True)
+    port, data = free_port(), folder / "data"
+    data.mkdir()
+    server = S3(f"http://127.0.0.1:{port}", checks_secrets=True)
+    command = [program, "--port", f"127.0.0.1:{port}", "posix", str(data)]
+    keys = {"ROOT_ACCESS_KEY": server.key, "ROOT_SECRET_KEY": server.secret}
+    with serving(command, port, folder / "versitygw.log", **keys):
+        server.make_bucket()
+        yield server
+
+
+@contextlib.contextmanager
 def serving(command: list[str], port: int, log: Path, **environment: str) -> Iterator[None]:
     """A server process that listens on a port, for as long as the block lasts."""
-    import os
-
     with (
         open(log, "w") as lines,
         subprocess.Popen(command, stdout=lines, stderr=lines, env={**os.environ, **environment}) as process,

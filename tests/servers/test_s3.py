@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import s3fs
+from pydantic import BaseModel
 
 from sparklm.errors import StoreAwayError, UserError
-from sparklm.storage import Folder, not_waiting, patience
+from sparklm.storage import Folder, LiveFile, not_waiting, patience, read_live
 from sparklm.training.checkpoint.commit import latest_step
+from sparklm.training.heartbeat import clear_beats
 from tests.commands import run_command
 from tests.conftest import SENTENCES, TINY, run_job, tiny_config
-from tests.servers.s3 import BUCKET, S3, FaultyProxy, moto
+from tests.servers.s3 import BUCKET, S3, FaultyProxy, moto, versitygw
 from tests.store_contract import every_promise
 
 pytestmark = pytest.mark.process
@@ -26,17 +29,16 @@ TWO_REPLICAS = ("distributed.replicas=2", "distributed.strategy=averaging", "dis
 WAIT_SECONDS = 240
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    with moto(tmp_path_factory.mktemp("s3")) as server:
+@pytest.fixture(scope="module", params=["moto", pytest.param("versitygw", marks=pytest.mark.long)])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    start = {"moto": moto, "versitygw": versitygw}[request.param]
+    with start(tmp_path_factory.mktemp("s3")) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def proxy(server: S3) -> Iterator[FaultyProxy]:
     """The way to the server, for this process as well."""
-    import s3fs
-
     proxy = FaultyProxy(server.endpoint)
     s3fs.S3FileSystem.clear_instance_cache()  # which may know another server
     with pytest.MonkeyPatch.context() as patch:
@@ -201,8 +203,6 @@ def test_a_missing_bucket_is_the_users_error(corpus: str, tmp_path: Path) -> Non
 def test_what_is_wrong_with_the_settings_is_a_line(
     variables: dict[str, str], code: int, said: str, proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import s3fs
-
     s3fs.S3FileSystem.clear_instance_cache()
     environment = {"AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"), **variables}
     arguments = ["train", f"s3://{BUCKET}/corpus", "--run", str(tmp_path / "run"), "--master", "none"]
@@ -217,11 +217,6 @@ def test_what_is_wrong_with_the_settings_is_a_line(
 
 
 def test_what_only_informs_waits_for_nothing_and_ends_nothing(proxy: FaultyProxy, place: Folder) -> None:
-    from pydantic import BaseModel
-
-    from sparklm.storage import LiveFile, read_live
-    from sparklm.training.heartbeat import clear_beats
-
     class Beat(BaseModel):
         step: int
 
@@ -249,3 +244,17 @@ def test_what_only_informs_waits_for_nothing_and_ends_nothing(proxy: FaultyProxy
 def test_writing_into_a_bucket_that_is_missing_is_refused(proxy: FaultyProxy) -> None:
     with pytest.raises(UserError, match="no such bucket"):
         Folder("s3://no-such-bucket/run").write_bytes("a", b"")
+
+
+@pytest.mark.parametrize("wrong", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+def test_wrong_credentials_are_a_line(wrong: str, server: S3, proxy: FaultyProxy, tmp_path: Path) -> None:
+    if not server.checks_secrets:
+        pytest.skip("moto lets everybody in; versitygw does not (make test-long)")
+    s3fs.S3FileSystem.clear_instance_cache()
+    arguments = ["train", "--run", f"s3://{BUCKET}/wrong", "--master", "none"]
+    ended = run_command(*arguments, cwd=tmp_path, **{wrong: "guessed"})
+    s3fs.S3FileSystem.clear_instance_cache()
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert "no permission (" in ended.stderr
+    assert "guessed" not in ended.stderr or wrong == "AWS_ACCESS_KEY_ID"
