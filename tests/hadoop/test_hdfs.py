@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from sparklm.errors import StoreAwayError, UserError
 from sparklm.storage import Folder, keep_trying, open_filesystem, patience
 from tests.commands import run_command, start_process
-from tests.conftest import SENTENCES, RecordingWatcher, run_job, tiny_config
+from tests.conftest import SENTENCES, TINY, RecordingWatcher, run_job, tiny_config
 from tests.hadoop.server import Hadoop, hadoop
 from tests.store_contract import every_promise
 
@@ -240,18 +241,12 @@ def test_a_process_that_has_used_hdfs_forks_and_starts_java(place: Folder) -> No
 
 def test_a_run_on_hdfs_is_watched_from_elsewhere(server: Hadoop, corpus: str, tmp_path: Path) -> None:
     run = Folder(f"{server.uri}/runs/watched")
-    arguments = [part for setting in tiny_settings() for part in ("--set", setting)]
+    arguments = [part for setting in TINY for part in ("--set", setting)]
     trained = run_command("train", corpus, "--run", run.url, "--master", "none", *arguments, cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     watched = run_command("watch", run.url, cwd=tmp_path)
     assert watched.returncode == 0, watched.stderr
     assert "epoch 2: loss" in watched.stderr + watched.stdout
-
-
-def tiny_settings() -> tuple[str, ...]:
-    from tests.conftest import TINY
-
-    return TINY
 
 
 @pytest.mark.spark
@@ -297,3 +292,47 @@ def test_patterns_find_the_texts_of_a_corpus(server: Hadoop, corpus: str) -> Non
     filesystem, path = open_filesystem(f"{corpus}/*.txt")
     found = keep_trying(corpus, lambda: filesystem.glob(path))
     assert found == ["/corpus/sentences.txt"]
+
+
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.parametrize("exchange", ["storage", "collective"])
+def test_on_spark_a_data_node_is_lost_while_another_shell_watches(
+    exchange: str, server: Hadoop, corpus: str, model_on_disk: bytes, tmp_path: Path
+) -> None:
+    """Everything by `hdfs:///`, with the event log there as well."""
+    run = f"hdfs:///runs/spark-{exchange}"
+    environment = {**os.environ, "HADOOP_CONF_DIR": str(server.conf), "OMP_NUM_THREADS": "1"}
+    chosen = (*TINY, *TWO_REPLICAS, f"distributed.exchange={exchange}", "spark.ui.enabled=false")
+    settings = [part for setting in chosen for part in ("--set", setting)]
+    command = ["train", "hdfs:///corpus", "--run", run, "--master", "local[2]", "--event-log", f"{server.uri}/events"]
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "sparklm", *arguments],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    there = Folder(f"{server.uri}/runs/spark-{exchange}")
+    with start(*command, *settings) as training:
+        deadline = time.monotonic() + 240
+        while not there.exists("checkpoints") and training.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        server.order("stop data node")
+        try:
+            with start("watch", run) as watching:
+                shown, _ = watching.communicate(timeout=240)
+            said, _ = training.communicate(timeout=240)
+        finally:
+            server.order("start data node")
+            training.kill()
+    assert training.returncode == 0, said
+    assert watching.returncode == 0, shown
+    assert "epoch 2: loss" in shown
+    assert there.read_bytes("model.zip") == model_on_disk
+    assert Folder(f"{server.uri}/events").names()
