@@ -55,9 +55,8 @@ _OF_HDFS = {  # what the text of its own errors holds: what that means, and whet
     "ChecksumError": ("a data node sent damaged data", True),
     "InvalidRPCResponse": ("the name node's answer is broken", True),
     "RPC listener disconnected": ("the name node has ended the connection", True),
-    "not acknowledged": ("a data node does not answer", True),
     "os error": ("", True),  # its own words follow
-    "ack": ("a data node does not answer", True),
+    "waiting for ack": ("a data node does not answer", True),
     "onnect": ("", True),
     "imed out": ("", True),
     "end of file": ("the connection was ended", True),
