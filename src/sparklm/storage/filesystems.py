@@ -15,8 +15,13 @@ _EXTRAS = {"s3": "s3", **dict.fromkeys(_HDFS, "hdfs")}
 _READ_AHEAD = 8 * 1024 * 1024  # bytes, where a file is read from front to back
 _READ_LEAST = 64 * 1024
 _BUFFER = 1024 * 1024
-# Buckets are shared: what others wrote a moment ago must be seen.
-_OPTIONS: dict[str, dict[str, object]] = {"s3": {"use_listings_cache": False}}
+# Buckets are shared: what others wrote a moment ago must be seen. Waiting for a server is left to `keep_trying`.
+_OPTIONS: dict[str, dict[str, object]] = {
+    "s3": {
+        "use_listings_cache": False,
+        "config_kwargs": {"retries": {"mode": "standard", "total_max_attempts": 2}, "connect_timeout": 10},
+    }
+}
 
 
 def open_filesystem(url: str) -> tuple[Any, str]:
