@@ -32,7 +32,7 @@ LAYERS = (
     ("spark.ml",),
     ("submit",),
     ("cli",),
-    ("__main__", "submit.entry"),
+    ("__main__", "submit.entry.run_sparklm"),
 )
 MODULES = {
     ".".join(path.relative_to(SOURCE / "sparklm").with_suffix("").parts).removesuffix(".__init__"): path
