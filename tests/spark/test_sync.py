@@ -49,6 +49,21 @@ def test_storage_and_collective_give_the_bits_of_one_process(
             assert (other.Retries, other.failedTaskCount) == (0, 0)
 
 
+def test_with_fewer_slots_than_replicas_the_collective_exchange_becomes_one_by_storage(
+    on_spark: OnSpark, corpus_file: Path, tmp_path: Path
+) -> None:
+    settings = (*STRATEGIES["diloco"], "distributed.replicas=3", "training.max_steps=6")
+    run_job(tiny_config(corpus_file, *settings), tmp_path / "here")
+    watcher = RecordingWatcher()
+    config = tiny_config(corpus_file, *settings, "distributed.exchange=collective")
+    run_job(config, tmp_path / "there", on_spark, watcher)
+    assert (tmp_path / "there" / "model.zip").read_bytes() == (tmp_path / "here" / "model.zip").read_bytes()
+    assert (
+        "replicas sync by storage: not collectively, as there are 2 slots for 3 replicas, which must all run at once; "
+        "the result is the same"
+    ) in watcher.notes
+
+
 class LooksForDoors(RecordingWatcher):
     """Looks, while replicas train, whether any of their processes listens."""
 

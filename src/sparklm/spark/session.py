@@ -157,6 +157,7 @@ def _default_properties(master: str, logging_file: str) -> dict[str, str]:
         # limits are ten minutes and a year.
         "spark.barrier.sync.timeout": "600s",
         "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "2s",
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "10",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging_file}",
     }
     if master.startswith("local"):

@@ -147,8 +147,8 @@ def test_threads_should_fit_the_cores(threads: int, replicas: int, cores: int, r
         ("auto", 4, "true", "ok", "no collective: spark.dynamicAllocation.enabled is true"),
         ("storage", 1, "true", "ok", "storage: set by distributed.exchange"),
         ("collective", 4, "false", "ok", "both exchanges are possible"),
-        ("collective", 1, "false", "problem", "there are 2 slots for 4 replicas"),
-        ("collective", 4, "true", "problem", "spark.dynamicAllocation.enabled is true"),
+        ("collective", 1, "false", "warning", "storage: not collectively, as there are 2 slots for 4 replicas"),
+        ("collective", 4, "true", "warning", "storage: not collectively, as spark.dynamicAllocation.enabled is true"),
     ],
 )
 def test_how_replicas_can_sync(exchange: str, slots: int, dynamic: str, status: str, words: str) -> None:
@@ -157,8 +157,7 @@ def test_how_replicas_can_sync(exchange: str, slots: int, dynamic: str, status: 
     found = judge_exchange(config, facts, num_parameters=800_000, threads=1)[-1]
     assert (found.name, found.status) == ("exchange", status)
     assert words in found.seen
-    if status == "problem":
-        assert "distributed.exchange=storage" in found.remedy
+    assert ("distributed.exchange=auto" in found.remedy) == (status == "warning")
 
 
 def test_settings_of_spark_that_matter_are_told() -> None:
