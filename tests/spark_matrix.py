@@ -99,11 +99,15 @@ def main(arguments: list[str]) -> int:
         results[version] = run_tests(version, tests)
         failed |= any("FAILED" in text for text in results[version].values())
         known.write_text(json.dumps(results, indent=2))
-        page, torch = PAGE.read_text(), importlib.metadata.version("torch")
-        python = ".".join(map(str, sys.version_info[:3]))
-        found = f"<!-- matrix -->\n\n{table(results)}\n\nPython {python}, torch {torch}.\n\n<!-- /matrix -->"
-        PAGE.write_text(_TABLE.sub(lambda _: found, page))
+        renew_page(results)
     return int(failed)
+
+
+def renew_page(results: dict[str, dict[str, str]]) -> None:
+    """Write the table into its page."""
+    python, torch = ".".join(map(str, sys.version_info[:3])), importlib.metadata.version("torch")
+    found = f"<!-- matrix -->\n\n{table(results)}\n\nPython {python}, torch {torch}.\n\n<!-- /matrix -->"
+    PAGE.write_text(_TABLE.sub(lambda _: found, PAGE.read_text()))
 
 
 if __name__ == "__main__":

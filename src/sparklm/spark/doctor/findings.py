@@ -46,6 +46,7 @@ class ProcessFacts(BaseModel):
     available_bytes: int | None
     clock: float
     gpus: list[str]
+    scratch_problem: str = ""
     process_bytes: int | None  # resident before any model; None where packages are missing
 
 
@@ -184,6 +185,15 @@ def judge_folder(address: str, driver_problem: str, visits: Sequence[VisitFacts]
     hosts = {visit.host for visit in visits}
     who = f"the driver and {count(len(hosts), 'host')} read what the other wrote" if hosts else "can be written"
     return Finding("run folder", "ok", f"{address}: {who}")
+
+
+def judge_scratch(processes: Sequence[ProcessFacts]) -> Finding:
+    """Every process must be able to write temporary files."""
+    failed = _by_host((process.host, process.scratch_problem) for process in processes if process.scratch_problem)
+    if failed:
+        remedy = "free some space there, or point spark.local.dir, TMPDIR and SPARKLM_CACHE at a disk that has some"
+        return Finding("scratch", "problem", failed, remedy)
+    return Finding("scratch", "ok", "temporary files can be written")
 
 
 def judge_clocks(workers: Sequence[ProcessFacts], asked_at: float, answered_at: float) -> Finding:
