@@ -17,6 +17,7 @@ from sparklm.errors import UserError
 from sparklm.storage import Folder, hidden_path, write_local
 
 _UNPACKED = ".unpacked"  # how folders of the cache end
+_PACKED = ".tar.gz"  # and packed environments: Spark goes by it
 _TURN_SECONDS = 600.0
 
 
@@ -47,6 +48,28 @@ def cached_file(sha256: str, make: Callable[[], bytes]) -> Path:
         write_local(path, [data])
     _note_use(path)
     return path
+
+
+def cached_archive(sha256: str, write: Callable[[Path], None]) -> Path:
+    """The same for a packed environment, which is too large for memory: `write` gets the path to write it to."""
+    path = archive_path(sha256)
+    cache = path.parent
+    if not path.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        temporary = hidden_path(path)
+        try:
+            write(temporary)
+            _make_room(cache, temporary.stat().st_size)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    _note_use(path)
+    return path
+
+
+def archive_path(sha256: str) -> Path:
+    """Where a packed environment is in the cache, or would be."""
+    return _cache_folder() / f"{sha256}{_PACKED}"
 
 
 def cached_folder(sha256: str, make: Callable[[], Mapping[str, bytes]]) -> Path:
@@ -121,7 +144,7 @@ def _cache_folder() -> Path:
 def _make_room(cache: Path, num_bytes: int) -> None:
     entries = []
     for path in cache.iterdir():
-        if re.fullmatch(rf"[0-9a-f]{{64}}({re.escape(_UNPACKED)})?", path.name) is None:
+        if re.fullmatch(rf"[0-9a-f]{{64}}({re.escape(_UNPACKED)}|{re.escape(_PACKED)})?", path.name) is None:
             continue  # not ours, or not complete
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # another process may be making room, too
             size = sum(file.stat().st_size for file in ([path] if path.is_file() else path.iterdir()))

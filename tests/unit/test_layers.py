@@ -30,8 +30,9 @@ LAYERS = (
     ("signals",),
     ("api",),
     ("spark.ml",),
+    ("submit",),
     ("cli",),
-    ("__main__",),
+    ("__main__", "submit.entry.run_sparklm"),
 )
 MODULES = {
     ".".join(path.relative_to(SOURCE / "sparklm").with_suffix("").parts).removesuffix(".__init__"): path

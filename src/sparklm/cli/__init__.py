@@ -14,7 +14,21 @@ from typing import Annotated
 import typer
 
 from sparklm import __version__, logs
-from sparklm.cli import config, doctor, embed, evaluate, generate, predict, prepare, report, score, train, watch
+from sparklm.cli import (
+    config,
+    doctor,
+    embed,
+    evaluate,
+    generate,
+    pack,
+    predict,
+    prepare,
+    report,
+    score,
+    submit,
+    train,
+    watch,
+)
 from sparklm.cli.command import Command, describe_usage_error
 from sparklm.errors import JobError, UserError
 
@@ -31,7 +45,10 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "watch": watch.watch,
     "config": config.show_config,
     "doctor": doctor.doctor,
+    "pack": pack.pack,
+    "submit": submit.submit,
 }
+_WITH_A_COMMAND = {"submit"}  # what follows their first argument is another command's
 app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -39,7 +56,8 @@ app = typer.Typer(
     help="Train a language model from raw text, on this machine or an Apache Spark cluster, and use it.",
 )
 for _name, _command in COMMANDS.items():
-    app.command(_name, cls=Command)(_command)
+    _settings = {"allow_interspersed_args": False} if _name in _WITH_A_COMMAND else {}
+    app.command(_name, cls=Command, context_settings=_settings)(_command)
 
 
 @app.callback(invoke_without_command=True)

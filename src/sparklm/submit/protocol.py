@@ -1,4 +1,4 @@
-"""What a target is: a place elsewhere that runs a command of sparklm. Each is a module with `Options` and `open_target`.
+"""What a target is: a place elsewhere that runs a command of sparklm. Each is a module: `Options`, `open_target`.
 
 A target uploads what it needs, starts the job and says how it is; packing, following and bringing home are the same
 for all of them (`submit/job.py`).
@@ -39,6 +39,7 @@ class Submission:
     archive: str | None  # of `sparklm pack`: a local path or an address; None: the nodes have all that is needed
     files: Sequence[Path] = ()  # local files, such as a config, to lay into the driver's working directory
     properties: Mapping[str, str] = field(default_factory=dict)  # of Spark, as the user gave them: they win
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables for driver and executors
     run: str | None = None  # the address of the run folder
     staging: str | None = None  # a folder for what is uploaded, if the user names one
     outcome: str | None = None  # the address of a file to which the script is to write how it ended (`--outcome`)
@@ -84,6 +85,11 @@ class Target(Protocol):
         """Upload what is needed, and submit."""
 
 
+def executor_environment(submission: Submission) -> dict[str, str]:
+    """The properties that hand the variables to executors, on every master."""
+    return {f"spark.executorEnv.{key}": value for key, value in submission.environment.items()}
+
+
 class TargetOptions(BaseModel):
     """The base of a target's `Options`: each field has a description, and is given as `--option name=value`."""
 
@@ -120,7 +126,12 @@ def _flag(key: object) -> str:
 
 
 def _wrong_option(name: str, options: type[TargetOptions], error: ValidationError) -> str:
-    first = error.errors()[0]
-    key = ".".join(_flag(part) for part in first["loc"])
+    wrong = [
+        f"{'.'.join(_flag(part) for part in each['loc'])}: "
+        + {"missing": "is missing", "extra_forbidden": "there is no such option"}.get(
+            each["type"], f"{each['msg']} (got {each['input']!r})"
+        )
+        for each in error.errors()
+    ]
     known = ", ".join(_flag(option) for option in options.model_fields)
-    return f"--option {key} of target {name}: {first['msg'].lower()} (got {first.get('input')!r}); it has: {known}"
+    return f"--option of target {name}: {'; '.join(wrong)}; its options are: {known}"

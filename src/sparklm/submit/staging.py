@@ -1,0 +1,63 @@
+"""The staging folder: what a job needs is uploaded there once, under names that say its content."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+from sparklm.errors import UserError
+from sparklm.storage import Folder, hidden_path, open_filesystem, split_address, split_url
+
+_HASHED = 16  # characters of a checksum in a name
+FOLDER = ".sparklm"
+
+
+def default_staging(run: str | None) -> str | None:
+    """A folder beside the run, where that is an address; else none."""
+    if run is None or "://" not in run:
+        return None
+    return split_address(run)[0].address(FOLDER)
+
+
+def checked_name(path: Path) -> str:
+    """A name for an uploaded file that other content does not have."""
+    return f"{hashlib.sha256(path.read_bytes()).hexdigest()[:_HASHED]}-{path.name}"
+
+
+def upload(path: Path, staging: str, name: str) -> str:
+    """Put a local file into the staging folder, unless it is there already; returns its address."""
+    folder = Folder(staging)
+    address = folder.address(name)
+    if folder.exists(name):
+        return address
+    local = folder.local_path(name)
+    if local is not None:
+        local.parent.mkdir(parents=True, exist_ok=True)
+        temporary = hidden_path(local)
+        shutil.copyfile(path, temporary)
+        temporary.replace(local)
+        return address
+    filesystem, remote = open_filesystem(address)
+    filesystem.makedirs(remote.rpartition("/")[0], exist_ok=True)
+    if split_url(address)[0] in ("s3", "memory"):  # whole objects
+        filesystem.put_file(str(path), remote)
+    else:
+        filesystem.put_file(str(path), f"{remote}.tmp")
+        filesystem.mv(f"{remote}.tmp", remote)
+    return address
+
+
+def fetch_files(run: str, folder: Path) -> list[Path]:
+    """Bring a run's files home: model, report, records; its checkpoints stay where they are."""
+    filesystem, remote = open_filesystem(run)
+    if not filesystem.exists(remote):
+        raise UserError(f"{run}: there is nothing to fetch")
+    folder.mkdir(parents=True, exist_ok=True)
+    fetched = []
+    for entry in filesystem.ls(remote, detail=True):
+        name = entry["name"].rstrip("/").rpartition("/")[2]
+        if entry["type"] == "file":
+            filesystem.get_file(entry["name"], str(folder / name))
+            fetched.append(folder / name)
+    return fetched
