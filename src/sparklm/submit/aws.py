@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import logging
 import math
+import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -220,13 +221,13 @@ def staging_folder(submission: Submission) -> str:
     return "s3://" + "/".join(part for part in split_bucket(staging) if part)
 
 
-def plan_upload(submission: Submission, logs: str) -> Uploaded:
-    """Where everything will lie. Reads the archive for its checksum, and uploads nothing."""
+def plan_upload(submission: Submission, logs: str, checksum: Callable[[Path], str]) -> Uploaded:
+    """Where everything will lie; an archive by its checksum."""
     staging = staging_folder(submission)
-    folder = f"{staging}/jobs/{submission.name}-{uuid.uuid4().hex[:8]}"
+    folder = f"{staging}/jobs/{re.sub(r'[^A-Za-z0-9.-]+', '-', submission.name)}-{uuid.uuid4().hex[:8]}"
     archive = submission.archive
     if archive and split_url(archive)[0] == "file":
-        archive = f"{staging}/archives/{_checksum(Path(archive))}/{Path(archive).name}"
+        archive = f"{staging}/archives/{checksum(Path(archive))}/{Path(archive).name}"
     return Uploaded(
         script=f"{folder}/{ENTRY_SCRIPT.name}",
         archive=archive,
@@ -240,7 +241,13 @@ def hours_between(start: datetime, end: datetime) -> float:
     return max((end - start).total_seconds(), 60.0) / 3600
 
 
-def _checksum(path: Path) -> str:
+def no_checksum(path: Path) -> str:
+    """In the place of a checksum, where nothing is uploaded and nothing is packed yet."""
+    return file_checksum(path) if path.exists() else "CHECKSUM"
+
+
+def file_checksum(path: Path) -> str:
+    """The beginning of a file's SHA-256."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:16]

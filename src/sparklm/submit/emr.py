@@ -26,14 +26,17 @@ from sparklm.submit.aws import (
     Patience,
     Prices,
     Uploaded,
+    file_checksum,
     hours_between,
+    no_checksum,
     plan_upload,
     split_bucket,
 )
 from sparklm.submit.prices import Usage, cost_line
-from sparklm.submit.protocol import PYTHON, JobState, Submission
+from sparklm.submit.protocol import PYTHON, JobState, Submission, executor_environment
 from sparklm.submit.spark_submit import conf_options, told
 
+DEPLOY_MODES = ("cluster",)
 ASK_EVERY_SECONDS = 10.0  # EMR answers only so many questions of an account
 _OVER = {"COMPLETED", "FAILED", "CANCELLED", "INTERRUPTED"}
 _CLUSTER_OVER = {"TERMINATED", "TERMINATED_WITH_ERRORS"}
@@ -75,7 +78,7 @@ class EmrTarget:
 
     def describe(self, submission: Submission) -> str:
         """The call of EMR's API, as JSON, and what it runs there."""
-        uploaded = plan_upload(submission, self._options.logs)
+        uploaded = plan_upload(submission, self._options.logs, no_checksum)
         step = step_request(submission, uploaded, self._options)
         call, request = "RunJobFlow", cluster_request(submission, uploaded, self._options, step)
         if self._options.cluster:
@@ -92,7 +95,7 @@ class EmrTarget:
     def start(self, submission: Submission) -> EmrJob:
         """Upload, then add a step to the cluster or make one with it."""
         options, aws = self._options, Aws(self._options)
-        uploaded = plan_upload(submission, options.logs)
+        uploaded = plan_upload(submission, options.logs, file_checksum)
         step = step_request(submission, uploaded, options)
         if options.cluster:
             _check_cluster(aws, options.cluster)
@@ -212,13 +215,12 @@ class EmrJob:
 
 def spark_submit_arguments(submission: Submission, uploaded: Uploaded) -> list[str]:
     """The call of spark-submit on the cluster; EMR's own settings say that its master is YARN."""
-    properties: dict[str, str] = {}
+    properties = executor_environment(submission)
+    properties |= {f"spark.yarn.appMasterEnv.{key}": value for key, value in submission.environment.items()}
     if uploaded.archive:
-        if submission.deploy_mode == "client":
-            raise UserError("with an archive the driver must run in the cluster too; use --deploy-mode cluster")
-        properties = {"spark.yarn.appMasterEnv.PYSPARK_PYTHON": PYTHON, "spark.executorEnv.PYSPARK_PYTHON": PYTHON}
+        properties |= {"spark.yarn.appMasterEnv.PYSPARK_PYTHON": PYTHON, "spark.executorEnv.PYSPARK_PYTHON": PYTHON}
     properties |= submission.properties
-    call = ["spark-submit", "--deploy-mode", submission.deploy_mode, "--name", submission.name]
+    call = ["spark-submit", "--deploy-mode", "cluster", "--name", submission.name]
     if uploaded.unpacked_archive:
         call += ["--archives", uploaded.unpacked_archive]
     if uploaded.files:

@@ -17,11 +17,22 @@ from pydantic import Field
 
 from sparklm.errors import JobError, UserError
 from sparklm.submit import policy
-from sparklm.submit.aws import LOG_TAIL_LINES, Aws, AwsOptions, Patience, Prices, Uploaded, plan_upload
+from sparklm.submit.aws import (
+    LOG_TAIL_LINES,
+    Aws,
+    AwsOptions,
+    Patience,
+    Prices,
+    Uploaded,
+    file_checksum,
+    no_checksum,
+    plan_upload,
+)
 from sparklm.submit.prices import Usage, cost_line
-from sparklm.submit.protocol import PYTHON, JobState, Submission
+from sparklm.submit.protocol import PYTHON, JobState, Submission, executor_environment
 from sparklm.submit.spark_submit import conf_options, told
 
+DEPLOY_MODES = ("cluster",)
 ASK_EVERY_SECONDS = 5.0
 _SERVICE = "emr-serverless"
 _OVER = {"SUCCESS", "FAILED", "CANCELLED"}
@@ -67,7 +78,7 @@ class EmrServerlessTarget:
                 "# emr-serverless:CreateApplication",
                 json.dumps(application_request(submission, options), indent=2),
             ]
-        request = job_request(submission, plan_upload(submission, options.logs), options)
+        request = job_request(submission, plan_upload(submission, options.logs, no_checksum), options)
         parts += ["# emr-serverless:StartJobRun", json.dumps(request, indent=2)]
         return "\n".join(parts)
 
@@ -80,7 +91,7 @@ class EmrServerlessTarget:
     def start(self, submission: Submission) -> EmrServerlessJob:
         """Upload, make an application unless there is one, and start the job."""
         options, aws = self._options, Aws(self._options)
-        uploaded = plan_upload(submission, options.logs)
+        uploaded = plan_upload(submission, options.logs, file_checksum)
         request = job_request(submission, uploaded, options)
         aws.upload(submission, uploaded)
         application = options.application
@@ -180,9 +191,10 @@ def _state(answer: Any) -> JobState:
 
 def spark_parameters(submission: Submission, uploaded: Uploaded) -> str:
     """The parameters of spark-submit, in the one text that EMR Serverless takes."""
-    properties: dict[str, str] = {}
+    properties = executor_environment(submission)
+    properties |= {f"spark.emr-serverless.driverEnv.{key}": value for key, value in submission.environment.items()}
     if uploaded.unpacked_archive:
-        properties = {
+        properties |= {
             "spark.archives": uploaded.unpacked_archive,
             "spark.emr-serverless.driverEnv.PYSPARK_DRIVER_PYTHON": PYTHON,
             "spark.emr-serverless.driverEnv.PYSPARK_PYTHON": PYTHON,
