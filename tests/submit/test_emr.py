@@ -46,8 +46,7 @@ def aws(server: AwsServer, monkeypatch: pytest.MonkeyPatch) -> AwsServer:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name, value in server.environment.items():
-        if name.startswith("AWS_"):
-            monkeypatch.setenv(name, value)
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(emr, "ASK_EVERY_SECONDS", 0.1)
     monkeypatch.setattr(emr_serverless, "ASK_EVERY_SECONDS", 0.1)
     return server
@@ -103,12 +102,12 @@ def submit(aws: AwsServer, folder: Path, target: str, *command: str) -> Result:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("target", ["emr", "emr-serverless"])
+@pytest.mark.parametrize("target", ["emr", pytest.param("emr-serverless", marks=pytest.mark.long)])
 def test_the_whole_conversation_brings_home_the_model_of_one_process(
     target: str, aws: AwsServer, tmp_path: Path
 ) -> None:
     (tmp_path / "corpus.txt").write_text(SENTENCES * 20)
-    (tmp_path / "tiny.conf").write_text("\n".join((*TINY, "distributed.replicas=2")))
+    (tmp_path / "tiny.conf").write_text("\n".join((*TINY, "distributed.replicas=2", "training.max_steps=3")))
     aws.client("s3").upload_file(str(tmp_path / "corpus.txt"), "bucket", f"{target}/corpus.txt")
     result = submit(
         aws, tmp_path, target, "--option", "tags=team=nlp", "--staging", f"s3://bucket/{target}/staging", "--",
@@ -123,12 +122,15 @@ def test_the_whole_conversation_brings_home_the_model_of_one_process(
     assert (tmp_path / "runs/one/report.html").exists()
     assert "cost: about 0." in result.stderr
     assert "public prices of us-east-1, June 2025" in result.stderr
-    again = submit(
-        aws, tmp_path, target, "--staging", f"s3://bucket/{target}/staging", "--", "train", "s3://bucket/none"
-    )
-    assert again.returncode == 2
-    keys = [entry["Key"] for entry in aws.client("s3").list_objects_v2(Bucket="bucket")["Contents"]]
-    assert len([key for key in keys if key.startswith(f"{target}/staging/archives/")]) == 1, "uploaded once"
+
+
+def test_an_archive_is_uploaded_once(aws: AwsServer, tmp_path: Path) -> None:
+    job = submission("hold", archive=str(archive(tmp_path)), staging="s3://bucket/once")
+    for _ in range(2):
+        open_target("emr", {}).start(job)
+    found = aws.client("s3").list_objects_v2(Bucket="bucket", Prefix="once/")["Contents"]
+    assert [entry["Key"].rpartition("/")[2] for entry in found].count("env.tar.gz") == 1
+    assert [entry["Key"].rpartition("/")[2] for entry in found].count("run_sparklm.py") == 2
 
 
 def test_a_cluster_made_for_a_job_is_as_asked_for_and_ends_with_it(aws: AwsServer) -> None:
@@ -279,7 +281,7 @@ class Calls:
 def converse(target: str, more: dict[str, str]) -> None:
     """Everything that a submission may call: a job that is ended, and one that fails (without an archive it must)."""
     follow(target, submission("hold-policy"), "kill", looks=2, **more)
-    follow(target, submission("policy"), **more)
+    assert follow(target, submission("policy"), **more)[0].state.name == "FAILED"
 
 
 def as_user(aws: AwsServer, policy: dict[str, Any], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
