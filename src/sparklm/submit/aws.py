@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import logging
-import math
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,6 @@ from sparklm.submit.staging import default_staging
 _logger = logging.getLogger(__name__)
 DEFAULT_RELEASE = "emr-7.13.0"  # the newest with Spark 3.5 (3.5.6); with Spark 4.0 it is emr-spark-8.0.0
 LOG_TAIL_LINES = 30
-OUTAGE_SECONDS = 600.0
 _MISSING = ("404", "NoSuchKey", "NotFound")
 _BAD_CREDENTIALS = {
     "AuthFailure",
@@ -65,25 +63,6 @@ class AwsOptions(TargetOptions):
     release: str = Field(DEFAULT_RELEASE, description="the release label of EMR, which decides the version of Spark")
     logs: str = Field("", description="a folder in S3 for logs; empty: 'logs' in the staging folder")
     tags: Tags = Field({}, description="tags for what is created: team=nlp,project=x")
-
-
-class Patience:
-    """Asks a question, and bears with it for minutes when AWS cannot be asked: the job goes on meanwhile."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock, self._silent_since = clock, math.inf
-
-    def ask(self, question: Callable[[], Any]) -> Any:
-        """The answer; None where there is none for now."""
-        try:
-            answer = question()
-        except JobError:
-            self._silent_since = min(self._silent_since, self._clock())
-            if self._clock() - self._silent_since > OUTAGE_SECONDS:
-                raise
-            return None
-        self._silent_since = math.inf
-        return answer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,13 +21,13 @@ from sparklm.submit.aws import (
     LOG_TAIL_LINES,
     Aws,
     AwsOptions,
-    Patience,
     Prices,
     Uploaded,
     file_checksum,
     no_checksum,
     plan_upload,
 )
+from sparklm.submit.patience import Patience
 from sparklm.submit.prices import Usage, cost_line
 from sparklm.submit.protocol import PYTHON, JobState, Submission, executor_environment
 from sparklm.submit.spark_submit import conf_options, told
