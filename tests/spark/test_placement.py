@@ -15,8 +15,9 @@ import pytest
 
 from sparklm.config import SparkConfig
 from sparklm.errors import TrainingDivergedError, UserError
+from sparklm.spark.jvm import check_java
 from sparklm.spark.placement import OnSpark
-from sparklm.spark.session import check_java, start_session
+from sparklm.spark.session import start_session
 from sparklm.spark.tasks import run_tasks
 from sparklm.storage import Folder
 from sparklm.training.metrics import read_metrics

@@ -23,6 +23,7 @@ from sparklm.progress.notebook import NotebookView, is_notebook
 from sparklm.progress.status import View
 from sparklm.progress.terminal import console_view
 from sparklm.progress.tracker import Tracker
+from sparklm.spark.submitted import spark_settings
 from sparklm.storage import Folder, new_run_name
 from sparklm.text.shards import Dataset
 from sparklm.training.origin import read_model_settings
@@ -84,7 +85,7 @@ def prepare(
     if is_texts(corpus):
         raise UserError("a list of texts is trained on as it is; to prepare it, write it to a file")
     given = {"spark.master": master_of(master, spark), **corpus_settings(corpus, folder), **(settings or {})}
-    resolution = resolve(preset=preset, config_file=config, flags=given)
+    resolution = resolve(preset=preset, config_file=config, flags=given, outside=spark_settings().layer)
     provide(corpus, folder)
     with Tracker(*_views(progress)) as watcher:
         for note in resolution.notes:
@@ -170,7 +171,7 @@ def _work_on(
         raise UserError("a list of texts is scored and gone on from by a Model; to do it here, write it to a file")
     spark = session_of(corpus, spark)
     given = {"spark.master": master_of(master, spark), **corpus_settings(corpus, folder), **(settings or {})}
-    resolved = resolve(config_file=config, flags=given).config
+    resolved = resolve(config_file=config, flags=given, outside=spark_settings().layer).config
     provide(corpus, folder)
     with Tracker(*_views(progress)) as watcher:
         return run_work(resolved, work, model, folder, watcher, key=key, out_table=out_table, session=spark)
@@ -180,7 +181,14 @@ def _resolve(
     preset: str | None, config: str | None, given: Mapping[str, object], folder: Folder, resume: bool
 ) -> Resolution:
     base = (f"run {folder}", read_run(folder).config) if resume else None
-    return resolve(base=base, preset=preset, config_file=config, flags=given, read_model=read_model_settings)
+    return resolve(
+        base=base,
+        preset=preset,
+        config_file=config,
+        flags=given,
+        outside=spark_settings().layer,
+        read_model=read_model_settings,
+    )
 
 
 def _views(progress: bool | None) -> list[View]:

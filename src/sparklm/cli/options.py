@@ -191,6 +191,7 @@ def resolve_settings(
 ) -> Resolution:
     """All settings: from the defaults, or, to resume a run, from its own, with what may change on top."""
     from sparklm.config.resolve import resolve
+    from sparklm.spark.submitted import spark_settings
     from sparklm.storage import Folder
 
     base = None
@@ -204,6 +205,7 @@ def resolve_settings(
         config_file=config,
         assignments=assignments or (),
         flags=flags,
+        outside=spark_settings().layer,
         read_model=_read_model_settings,
     )
 
@@ -216,6 +218,9 @@ def _read_model_settings(address: str, with_optimizer: bool) -> ModelSettings:
 
 def check_placement(config: Config) -> None:
     """Find out at once, before anything is imported or started, that the work cannot run where it is to run."""
+    from sparklm.spark.submitted import check_deployment
+
+    check_deployment(config)
     if config.spark.master == "none":
         from sparklm.training.device import check_precision, choose_device
 

@@ -79,7 +79,12 @@ SYSTEM_PRESETS: dict[str, str] = {
     "model.hiddenSize": "s4-rnn",
 }
 
-_SPARK_OWN_KEYS = {"spark.speculation", "spark.jars", "spark.files", "spark.archives", "spark.pyFiles"}
+# Those of Spark's own settings whose names have one word after `spark.`.
+_SPARK_OWN_WORDS = (
+    *("archives", "authenticate", "extraListeners", "files", "home", "jars", "logConf", "plugins", "pyFiles"),
+    *("serializer", "speculation"),
+)
+_SPARK_OWN_KEYS = {f"spark.{word}" for word in _SPARK_OWN_WORDS}
 
 
 def translate(key: str, known_keys: Collection[str]) -> str | None:

@@ -28,7 +28,7 @@ _PLACES = (
     "training.init_from",
     *(f"output.{name}" for name in ("run", "model", "metrics", "statistics", "text")),
 )
-_Layer = tuple[str, Mapping[str, object]]  # where settings come from, and the settings
+Layer = tuple[str, Mapping[str, object]]  # where settings come from, and the settings
 _ALTERNATIVES = {"data.stride": "data.overlap", "data.overlap": "data.stride"}
 
 
@@ -61,10 +61,12 @@ def resolve(
     config_file: str | None = None,
     assignments: Sequence[str] = (),
     flags: Mapping[str, object] | None = None,
+    outside: Layer | None = None,
     read_model: ReadModelSettings | None = None,
 ) -> Resolution:
     """Put the layers together. `flags` are dotted keys; those that are None were not given.
 
+    `outside` is what Spark was told by others (see spark/submitted.py); whatever sparklm is told comes before it.
     `base`, a name and a config, takes the place of the defaults: that is how a run goes on with its own settings.
     `read_model` is asked for the settings of the model in `training.init_from`; a run that goes on has them already.
     """
@@ -72,10 +74,11 @@ def resolve(
     system_key = None if preset or base else _system_key(file_values)
     name = preset or SYSTEM_PRESETS.get(system_key or "", DEFAULT_PRESET)
     problems: list[str] = []
-    layers: list[_Layer] = [] if base is None else [(base[0], flat_settings(base[1]))]
+    layers: list[Layer] = [] if base is None else [(base[0], flat_settings(base[1]))]
     if preset is not None or base is None:
         layers.append((f"preset {name}", preset_values(name)))
     layers += [
+        *([] if outside is None else [outside]),
         (str(config_file), file_values),
         ("--set", _parse_assignments(assignments, problems)),
         ("command line", {key: value for key, value in (flags or {}).items() if value is not None}),
@@ -85,6 +88,8 @@ def resolve(
     values, provenance, notes = _merge(layers, master, problems)
     if system_key is not None:
         notes.append(f"{config_file} has {system_key}, so it starts from the preset {name}; --preset chooses another")
+    if outside is not None:
+        notes += _tell_outside(outside, values, provenance)
     notes += _drop_impossible_properties(values, provenance, master)
     hdfs = next((str(settings["hdfs.uri"]) for _, settings in reversed(layers) if "hdfs.uri" in settings), None)
     if hdfs is not None:
@@ -95,7 +100,7 @@ def resolve(
         given = {key for key, source in provenance.items() if source != f"preset {name}"}
         with_optimizer = bool(_converted("training.init_optimizer", values.get("training.init_optimizer", False)))
         _take_settings(read_model(address, with_optimizer), origin, given, values, provenance, problems)
-    unchosen = (origin,) if base is None else (origin, base[0])
+    unchosen = {origin, *(layer[0] for layer in (base, outside) if layer is not None)}
     chosen = {key: source for key, source in provenance.items() if source not in unchosen}
     problems += _contradictions({key for key, source in chosen.items() if source != f"preset {name}"})
     config = _validate(values, provenance, problems)
@@ -115,6 +120,18 @@ def chosen_preset(preset: str | None, config_file: str | None) -> str:
 def _system_key(file_values: Mapping[str, object]) -> str | None:
     """The key by which a config file is known as one of the earlier systems'."""
     return next((key for key in SYSTEM_PRESETS if key in file_values), None)
+
+
+def _tell_outside(outside: Layer, values: Mapping[str, object], provenance: Mapping[str, str]) -> list[str]:
+    """What was taken from outside, and what was given to sparklm in its place."""
+    origin, settings = outside
+    return [
+        f"{key} = {values[key]!r}, from {origin}"
+        if provenance[key] == origin
+        else f"{key} = {values[key]!r}, from {provenance[key]}; not {value!r}, as {origin} has it"
+        for key, value in settings.items()
+        if values[key] != value or provenance[key] == origin
+    ]
 
 
 def _take_settings(
@@ -213,7 +230,7 @@ def _unused_sync_settings(config: Config) -> dict[str, str]:
     return {f"distributed.{name}": why for name in unused}
 
 
-def _master(layers: Sequence[_Layer]) -> str:
+def _master(layers: Sequence[Layer]) -> str:
     """The master that is given last, or the default."""
     given = [item for _, settings in layers for item in settings.items()]
     masters = [str(value) for key, value in given if translate(key, ("spark.master",)) == "spark.master"]
@@ -221,7 +238,7 @@ def _master(layers: Sequence[_Layer]) -> str:
 
 
 def _merge(
-    layers: Sequence[_Layer], master: str, problems: list[str]
+    layers: Sequence[Layer], master: str, problems: list[str]
 ) -> tuple[dict[str, object], dict[str, str], list[str]]:
     keys = known_keys()
     values: dict[str, object] = {}

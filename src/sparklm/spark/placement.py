@@ -55,10 +55,12 @@ class OnSpark:
         """Start a session, or use one that is there, and never stop that."""
         self.watcher = watcher or Watcher()
         self.description = f"Spark {spark.address}"
-        self._is_own = session is None and not is_running(spark)
-        self.session = start_session(spark) if session is None else session
+        is_given, self._is_own = session is not None, session is None and not is_running(spark)
+        if session is None:
+            session = start_session(spark, lambda news: self.watcher.stage(f"Starting {self.description}: {news}"))
+        self.session = session
         self.engine = engine_of(self.session)
-        if session is None and not self._is_own:
+        if not is_given and not self._is_own:
             self.watcher.note(f"Spark is running here already ({self.engine.master}): it is used, and not stopped")
         self._exchange = Exchange(kind="storage", reason="nothing was chosen yet")
         self._facts: ClusterFacts | None = None

@@ -31,8 +31,20 @@ def master_silence(master: str) -> str | None:
     return f"{master.partition('/;')[0]} does not answer ({'; '.join(errors)})"
 
 
+def interruptibly(work: Callable[[], Value]) -> Value:
+    """Do some work in a thread, so that an interrupt finds this one free; the work is left to itself then."""
+    return _in_thread(work).result()
+
+
 def within(seconds: float, work: Callable[[], Value]) -> Value:
     """Do some work in a thread, and wait for it only so long. Raises TimeoutError; the work is left to itself then."""
+    try:
+        return _in_thread(work).result(timeout=seconds)
+    except TimeoutError as error:
+        raise TimeoutError(f"no answer within {seconds:.0f} s") from error
+
+
+def _in_thread(work: Callable[[], Value]) -> Future[Value]:
     outcome: Future[Value] = Future()
 
     def run() -> None:
@@ -42,7 +54,4 @@ def within(seconds: float, work: Callable[[], Value]) -> Value:
             outcome.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    try:
-        return outcome.result(timeout=seconds)
-    except TimeoutError as error:
-        raise TimeoutError(f"no answer within {seconds:.0f} s") from error
+    return outcome

@@ -69,7 +69,7 @@ def submit_call(
     call += [] if archive is None else ["--archives", f"{archive}#{ENVIRONMENT}"]
     call += ["--files", ",".join(map(str, submission.files))] if submission.files else []
     call += conf_options(python | executor_environment(submission) | dict(properties) | dict(submission.properties))
-    return [*call, str(ENTRY_SCRIPT), *told(submission), "--master", master]
+    return [*call, str(ENTRY_SCRIPT), *told(submission)]
 
 
 def conf_options(properties: Mapping[str, str]) -> list[str]:

@@ -20,6 +20,12 @@ def default_staging(run: str | None) -> str | None:
     return split_address(run)[0].address(FOLDER)
 
 
+def for_hadoop(address: str) -> str:
+    """An address as Spark and Hadoop know it: their own name for S3 is s3a."""
+    protocol, path = split_url(address)
+    return f"s3a://{path}" if protocol == "s3" else address
+
+
 def checked_name(path: Path) -> str:
     """A name for an uploaded file that other content does not have."""
     return f"{hashlib.sha256(path.read_bytes()).hexdigest()[:_HASHED]}-{path.name}"

@@ -27,7 +27,7 @@ from sparklm.submit.spark_submit import (
     submit_call,
     told,
 )
-from sparklm.submit.staging import checked_name, upload
+from sparklm.submit.staging import checked_name, for_hadoop, upload
 
 _RUNNER = "org.apache.spark.deploy.PythonRunner"
 _NOTHING = "nothing.jar"  # spark-submit wants a program in a jar; ours is in Spark
@@ -86,17 +86,8 @@ class Standalone:
             properties |= {"spark.archives": f"{archive}#{ENVIRONMENT}", "spark.pyspark.python": PYTHON}
         call = [str(spark_home() / "bin" / "spark-submit"), "--master", master, "--deploy-mode", "cluster"]
         call += ["--name", submission.name, *conf_options(properties | dict(submission.properties))]
-        call += ["--class", _RUNNER, Folder(staging).address(_NOTHING)]
-        return [
-            *call,
-            "-c",
-            "",
-            _script(submission, staging, archive),
-            "sparklm",
-            *told(submission),
-            "--master",
-            master,
-        ]
+        call += ["--class", _RUNNER, for_hadoop(Folder(staging).address(_NOTHING))]
+        return [*call, "-c", "", _script(submission, staging, archive), "sparklm", *told(submission)]
 
 
 class StandaloneJob(ClusterJob):
@@ -128,11 +119,11 @@ def _staging(submission: Submission) -> str:
 
 
 def _staged(archive: str, staging: str, *, is_dry: bool) -> str:
-    """The archive's address after it was uploaded."""
+    """The archive's address, for Spark, after it was uploaded."""
     if "://" in archive:
-        return archive
+        return for_hadoop(archive)
     path = Path(archive)
-    return Folder(staging).address(path.name) if is_dry else upload(path, staging, path.name)
+    return for_hadoop(Folder(staging).address(path.name) if is_dry else upload(path, staging, path.name))
 
 
 def _script(submission: Submission, staging: str, archive: str | None) -> str:
@@ -140,7 +131,8 @@ def _script(submission: Submission, staging: str, archive: str | None) -> str:
     lines = ["set -e", _FETCH.rstrip()]
     lines += [f"export {key}={shlex.quote(value)}" for key, value in submission.environment.items()]
     for file in submission.files:
-        lines.append(f"fetch {shlex.quote(Folder(staging).address(checked_name(file)))} {shlex.quote(file.name)}")
+        address = for_hadoop(Folder(staging).address(checked_name(file)))
+        lines.append(f"fetch {shlex.quote(address)} {shlex.quote(file.name)}")
     if archive is None:
         lines.append('python=${PYSPARK_PYTHON:-python3}; exec "$python" -m sparklm.submit.entry.run_sparklm "$@"')
     else:

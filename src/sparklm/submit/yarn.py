@@ -7,8 +7,9 @@ import http.client
 import json
 import os
 import re
+import shutil
+import subprocess
 import urllib.request
-import xml.etree.ElementTree as ElementTree
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,15 +17,17 @@ from tempfile import TemporaryDirectory
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sparklm.errors import JobError, UserError
+from sparklm.errors import JobError
+from sparklm.spark.submitted import parse_properties
+from sparklm.spark.yarn import check_yarn, hadoop_settings
 from sparklm.storage import Folder
 from sparklm.submit.protocol import JobState, RemoteJob, Submission, TargetOptions
 from sparklm.submit.spark_submit import ClientJob, ClusterJob, as_shell, run_class, spark_home, submit_call
-from sparklm.submit.staging import upload
+from sparklm.submit.staging import for_hadoop, upload
 
 _JARS_OF_SPARK = ("spark.yarn.jars", "spark.yarn.archive")
 _SERVICE_SECONDS = 5.0
-_LOG_LINES = 60
+_LOG_LINES, _LOG_SECONDS = 60, 120.0
 
 
 class Options(TargetOptions):
@@ -40,7 +43,7 @@ class Options(TargetOptions):
 class Yarn:
     """A cluster of Hadoop's, as HADOOP_CONF_DIR describes it."""
 
-    def __init__(self, options: Options, conf: Path) -> None:
+    def __init__(self, options: Options, conf: str) -> None:
         self._options, self._conf = options, conf
 
     def describe(self, submission: Submission) -> str:
@@ -58,7 +61,7 @@ class Yarn:
         call = self._call(submission)
         if submission.deploy_mode == "client":
             return ClientJob(call, submission.environment)
-        return YarnJob(call, service_addresses(read_hadoop(self._conf)))
+        return YarnJob(call, service_addresses(hadoop_settings(self._conf, "yarn-site.xml")))
 
     def _call(self, submission: Submission) -> list[str]:
         staging, archive = submission.staging, submission.archive
@@ -67,10 +70,10 @@ class Yarn:
         if self._options.jars is not None:
             properties["spark.yarn.jars"] = self._options.jars
         elif staging is not None and self._brings_jars(submission):
-            properties["spark.yarn.archive"] = Folder(staging).address(_jars_name())
+            properties["spark.yarn.archive"] = for_hadoop(Folder(staging).address(_jars_name()))
         if archive is not None and staging is not None and "://" not in archive:
             archive = Folder(staging).address(Path(archive).name)
-        return submit_call("yarn", submission, properties, archive=archive)
+        return submit_call("yarn", submission, properties, archive=None if archive is None else for_hadoop(archive))
 
     def _brings_jars(self, submission: Submission) -> bool:
         """Whether nobody has said where Spark's jars are: then spark-submit would upload all of them each time."""
@@ -99,15 +102,15 @@ class YarnJob(ClusterJob):
         return JobState(name=name, reason=reason, is_over=True, exit_code=0 if is_good else _exit_code(reason))
 
     def new_lines(self) -> Sequence[str]:
-        """The end of the aggregated log, once there is one."""
+        """What spark-submit said, until there is an application; at its end, the end of the driver's log."""
         client = super().new_lines()
         if self.job_id is None or not self.state().is_over:
             return client if self.job_id is None else ()
-        try:
-            log = run_class("org.apache.hadoop.yarn.client.cli.LogsCLI", "-applicationId", self.job_id, "-am", "-1")
-        except JobError as error:
-            return [f"{error}; see: yarn logs -applicationId {self.job_id}"]
-        return log.splitlines()[-_LOG_LINES:]
+        call = ["yarn", "logs", "-applicationId", self.job_id, "-am", "-1"]
+        if shutil.which("yarn") is None:
+            return [f"its log: {as_shell(call)}"]
+        log = subprocess.run(call, capture_output=True, text=True, timeout=_LOG_SECONDS, check=False)
+        return (log.stdout or log.stderr).splitlines()[-_LOG_LINES:]
 
     def cancel(self) -> None:
         """Have the resource manager kill it."""
@@ -132,25 +135,8 @@ class Report(BaseModel):
 
 def open_target(options: Options) -> Yarn:
     """The cluster that HADOOP_CONF_DIR names."""
-    named = os.environ.get("HADOOP_CONF_DIR") or os.environ.get("YARN_CONF_DIR")
-    if named is None:
-        raise UserError(
-            "target yarn needs HADOOP_CONF_DIR: the folder with the cluster's core-site.xml and yarn-site.xml, such as "
-            "/etc/hadoop/conf"
-        )
-    if not (Path(named) / "yarn-site.xml").exists():
-        raise UserError(f"HADOOP_CONF_DIR={named} has no yarn-site.xml; name the folder with the cluster's settings")
-    return Yarn(options, Path(named))
-
-
-def read_hadoop(conf: Path) -> Mapping[str, str]:
-    """The settings of a HADOOP_CONF_DIR that were changed from Hadoop's own."""
-    settings: dict[str, str] = {}
-    for name in ("core-site.xml", "yarn-site.xml"):
-        if (conf / name).exists():
-            for entry in ElementTree.parse(conf / name).getroot().iter("property"):
-                settings[entry.findtext("name", "")] = entry.findtext("value", "")
-    return settings
+    check_yarn()
+    return Yarn(options, os.environ.get("HADOOP_CONF_DIR") or os.environ["YARN_CONF_DIR"])
 
 
 def service_addresses(settings: Mapping[str, str]) -> list[str]:
@@ -195,10 +181,10 @@ def _default_properties() -> set[str]:
     """The properties that spark-defaults.conf sets."""
     folder = Path(os.environ.get("SPARK_CONF_DIR") or spark_home() / "conf")
     try:
-        lines = (folder / "spark-defaults.conf").read_text().splitlines()
+        text = (folder / "spark-defaults.conf").read_text(errors="replace")
     except OSError:
         return set()
-    return {re.split(r"[\s=:]", line.strip())[0] for line in lines if line.strip() and not line.startswith("#")}
+    return set(parse_properties(text))
 
 
 def _jars() -> list[Path]:

@@ -37,10 +37,11 @@ from sparklm.spark.doctor.findings import (
     judge_threads,
 )
 from sparklm.spark.engine import Engine
+from sparklm.spark.jvm import check_java
 from sparklm.spark.memory import has_own_limit
 from sparklm.spark.placement import OnSpark
 from sparklm.spark.reach import master_silence, within
-from sparklm.spark.session import check_java, check_master
+from sparklm.spark.session import check_master
 from sparklm.spark.tasks import Watch, run_job, run_tasks
 from sparklm.storage import Folder
 from sparklm.training.memory import estimate_replica_bytes, process_bytes
