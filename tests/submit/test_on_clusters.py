@@ -19,8 +19,10 @@ from unittest import mock
 
 import pytest
 
+from sparklm.progress.status import read_status
 from sparklm.storage import Folder
-from sparklm.submit.spark_submit import spark_home
+from sparklm.submit.protocol import Submission
+from sparklm.submit.spark_submit import ClientJob, spark_home, submit_call
 from sparklm.training.checkpoint.commit import latest_step
 from tests.cluster.test_standalone import daemon, free_port, kill_an_executor, wait_for
 from tests.conftest import STRATEGIES, TINY, run_job, tiny_config
@@ -253,3 +255,31 @@ def test_the_whole_archive_on_nodes_that_have_nothing_but_java(
                 print(f"{line.strip()} after {time.monotonic() - began:.0f} s")
         assert process.wait(60) == 0, "".join(lines)
     assert (tmp_path / "run" / "model.zip").read_bytes() == expected
+
+
+def test_an_interrupt_of_a_driver_that_is_here_saves_the_step(corpus_file: Path, tmp_path: Path) -> None:
+    if shutil.which("java") is None:
+        pytest.skip("no Java on this machine")
+    run, settings = tmp_path / "run", ("training.epochs=4000", "training.checkpoint_every_steps=1000000")
+    command = ["train", str(corpus_file), "--run", str(run)]
+    command += [part for setting in (*TINY, *settings) for part in ("--set", setting)]
+    submission = Submission(name="here", arguments=command, deploy_mode="client", archive=None)
+    job = ClientJob(submit_call("local[1]", submission, {}, archive=None), {"SPARK_LOCAL_IP": "127.0.0.1"})
+    deadline = time.monotonic() + SECONDS
+    try:
+        while not _is_training(Folder(str(run))):
+            assert not job.state().is_over
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        job.cancel()
+        while not job.state().is_over and time.monotonic() < deadline:
+            time.sleep(0.1)
+    finally:
+        job.close()
+    assert job.state().exit_code == 130
+    assert latest_step(Folder(str(run))) > 0
+
+
+def _is_training(run: Folder) -> bool:
+    status = read_status(run)
+    return status is not None and status.training_now is not None

@@ -71,7 +71,10 @@ CLUSTER = (*STANDALONE, "--deploy-mode", "cluster", "--dry-run", "--")
         ([*STANDALONE, "--deploy-mode", "far", "--", "train"], "--deploy-mode far: use client or cluster"),
         ([*STANDALONE, "--on-interrupt", "cry", "--", "train"], "--on-interrupt cry: use leave or kill"),
         ([*STANDALONE[:4], "--archive", "no.tar.gz", "--", "train"], "no such file; make it with: sparklm pack --out"),
-        ([*CLUSTER, "train", "here.txt", "--run", "s3://b/r"], "here.txt: in cluster mode the driver runs on another"),
+        (
+            [*CLUSTER, "train", "here.txt", "--run", "s3://b/r"],
+            "sparklm: train here.txt: in cluster mode the driver runs on another",
+        ),
         ([*CLUSTER, "train", "s3://b/c"], "in cluster mode, train needs --run ADDRESS"),
         ([*CLUSTER, "train", "--run", "runs/a"], "--run runs/a: in cluster mode the driver runs on another machine"),
         ([*CLUSTER, "train", "--run", "s3://b/r", "-c", "no.conf"], "--config no.conf: no such file"),

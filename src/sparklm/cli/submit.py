@@ -223,7 +223,7 @@ def _submission(
     arguments, files = list(command), []
     run = values.get("run")
     if deploy_mode == "cluster":
-        check_addresses(command[0], {f"--{key}": values.get(key) for key in _PLACES})
+        check_addresses(command[0], [(_label(key), values.get(key)) for key in _PLACES])
         if command[0] == "train" and run is None:
             raise UserError("in cluster mode, train needs --run ADDRESS: a run folder that this machine reaches, too")
         config = values.get("config")
@@ -248,6 +248,11 @@ def _submission(
             staging=staging or default_staging(run),
         )
     )
+
+
+def _label(key: str) -> str:
+    """How a place is given: by an option, or as an argument, which has no name."""
+    return "" if key in ("corpus", "dataset", "model") else f"--{key.replace('_', '-')} "
 
 
 def _read_command(command: list[str]) -> Mapping[str, Any]:

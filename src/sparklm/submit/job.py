@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,13 +32,13 @@ class Ending:
     was_left: bool = False
 
 
-def check_addresses(command: str, places: Mapping[str, str | Sequence[str] | None]) -> None:
-    """Refuse, for a driver that runs elsewhere, what only this machine has."""
-    for option, given in places.items():
+def check_addresses(command: str, places: Iterable[tuple[str, str | Sequence[str] | None]]) -> None:
+    """Refuse, for a driver that runs elsewhere, what only this machine has; places come with their options."""
+    for option, given in places:
         for place in [given] if isinstance(given, str) else given or ():
             if "://" not in place:
                 raise UserError(
-                    f"{command} {option} {place}: in cluster mode the driver runs on another machine, where this path "
+                    f"{command} {option}{place}: in cluster mode the driver runs on another machine, where this path "
                     "means another file; upload it and give its address (hdfs://, s3://, …), or write "
                     f"file://{Path(place).absolute()} if all machines share that disk"
                 )

@@ -25,6 +25,7 @@ from sparklm.errors import JobError, UserError
 from sparklm.submit.entry import ENTRY_SCRIPT
 from sparklm.submit.outcome import OPTION
 from sparklm.submit.protocol import ENVIRONMENT, PYTHON, JobState, Submission, executor_environment
+from sparklm.submit.staging import for_hadoop
 
 _STOP_SECONDS = 10.0
 _ORDER_SECONDS = 120.0
@@ -66,7 +67,7 @@ def submit_call(
         python["spark.pyspark.driver.python"] = sys.executable
     call = [str(spark_home() / "bin" / "spark-submit"), "--master", master]
     call += ["--deploy-mode", submission.deploy_mode, "--name", submission.name]
-    call += [] if archive is None else ["--archives", f"{archive}#{ENVIRONMENT}"]
+    call += [] if archive is None else ["--archives", f"{for_hadoop(archive)}#{ENVIRONMENT}"]
     call += ["--files", ",".join(map(str, submission.files))] if submission.files else []
     call += conf_options(python | executor_environment(submission) | dict(properties) | dict(submission.properties))
     return [*call, str(ENTRY_SCRIPT), *told(submission)]

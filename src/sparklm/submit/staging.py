@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
+import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import overload
 
 from sparklm.errors import UserError
-from sparklm.storage import Folder, hidden_path, open_filesystem, split_address, split_url
+from sparklm.storage import Folder, open_filesystem, split_address, split_url
 
 _HASHED = 16  # characters of a checksum in a name
+_PIECE_BYTES = 2**26
 FOLDER = ".sparklm"
 
 
@@ -37,20 +40,11 @@ def upload(path: Path, staging: str, name: str) -> str:
     address = folder.address(name)
     if folder.exists(name):
         return address
-    local = folder.local_path(name)
-    if local is not None:
-        local.parent.mkdir(parents=True, exist_ok=True)
-        temporary = hidden_path(local)
-        shutil.copyfile(path, temporary)
-        temporary.replace(local)
-        return address
-    filesystem, remote = open_filesystem(address)
-    filesystem.makedirs(remote.rpartition("/")[0], exist_ok=True)
-    if split_url(address)[0] in ("s3", "memory"):  # whole objects
+    if split_url(address)[0] == "s3":  # whole objects, in parts of a size that S3 takes
+        filesystem, remote = open_filesystem(address)
         filesystem.put_file(str(path), remote)
     else:
-        filesystem.put_file(str(path), f"{remote}.tmp")
-        filesystem.mv(f"{remote}.tmp", remote)
+        folder.write_parts(name, _Pieces(path))
     return address
 
 
@@ -67,3 +61,28 @@ def fetch_files(run: str, folder: Path) -> list[Path]:
             filesystem.get_file(entry["name"], str(folder / name))
             fetched.append(folder / name)
     return fetched
+
+
+class _Pieces(Sequence[bytes]):
+    """A file that is too large for memory, piece by piece, each read when it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._size = path, os.path.getsize(path)
+
+    def __len__(self) -> int:
+        return -(-self._size // _PIECE_BYTES)
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[bytes]: ...
+
+    def __getitem__(self, index: int | slice) -> bytes | Sequence[bytes]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        with open(self._path, "rb") as file:
+            file.seek(index * _PIECE_BYTES)
+            return file.read(_PIECE_BYTES)

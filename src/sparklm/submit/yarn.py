@@ -73,7 +73,7 @@ class Yarn:
             properties["spark.yarn.archive"] = for_hadoop(Folder(staging).address(_jars_name()))
         if archive is not None and staging is not None and "://" not in archive:
             archive = Folder(staging).address(Path(archive).name)
-        return submit_call("yarn", submission, properties, archive=None if archive is None else for_hadoop(archive))
+        return submit_call("yarn", submission, properties, archive=archive)
 
     def _brings_jars(self, submission: Submission) -> bool:
         """Whether nobody has said where Spark's jars are: then spark-submit would upload all of them each time."""
