@@ -137,9 +137,13 @@ def open_target(name: str, options: Mapping[str, str]) -> Target:
 def option_lines(name: str) -> list[str]:
     """A line for each option of a target, for its help."""
     return [
-        f"{_flag(key)}: {option.description}" + ("" if option.is_required() else f" [default: {option.default}]")
+        f"{_flag(key)}: {option.description}{'' if option.is_required() else _default(option.default)}"
         for key, option in _module(name).Options.model_fields.items()
     ]
+
+
+def _default(value: object) -> str:
+    return f" [default: {value}]" if value else ""
 
 
 def _module(name: str) -> Any:
