@@ -6,8 +6,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from importlib.metadata import Distribution, distribution
+from importlib.metadata import Distribution
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 from sparklm.submit.contents import SPARKS_OWN, _collect, choose_contents
 
@@ -30,9 +32,7 @@ def make_node_python(folder: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=120)
     packages = next(folder.glob("lib/python*/site-packages"))
     installed: dict[str, Distribution] = {}
-    for name in left_out():
-        installed[name] = distribution(name)
-        _collect(installed[name], frozenset(), set(SPARKS_OWN), installed)
+    _collect("the node", map(Requirement, left_out()), set(SPARKS_OWN), installed)
     for found in installed.values():
         for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
             link, place = packages / top, Path(str(found.locate_file(top)))

@@ -50,9 +50,10 @@ def pack(
     """Pack what a job needs, for nodes that do not have it.
 
     \b
-    sparklm pack --out env.tar.gz --torch cpu --with-python    nodes need Java alone
-    sparklm pack --out env.tar.gz --without torch              nodes have Python and torch
-    spark-submit --archives env.tar.gz#environment --conf spark.pyspark.python=./environment/bin/python …
+    sparklm pack --out env.tar.gz --torch cpu --with-python  nodes need Java only
+    sparklm pack --out env.tar.gz --without torch            nodes have torch
+    spark-submit --archives env.tar.gz#environment \\
+        --conf spark.pyspark.python=./environment/bin/python …
 
     PySpark is left out: Spark brings its own. The archive fits nodes with this machine's kind of system and processor,
     and, without --with-python, this version of Python (bin/python looks for it; SPARKLM_NODE_PYTHON may name it).

@@ -127,11 +127,12 @@ def submit(
 
     \b
     sparklm submit --target yarn -- train hdfs:///corpus --run hdfs:///runs/a
-    sparklm submit --target standalone --option master=spark://host:7077 --deploy-mode cluster \\
-        --torch cpu --with-python -- train s3://bucket/corpus --run s3://bucket/runs/a
-    sparklm submit --target emr --option task-count=4 --torch cpu --with-python --extra s3 \\
-        -- train s3://bucket/corpus --run s3://bucket/runs/a
-    spark-submit --master yarn "$(sparklm submit --entry)" train …       the same by hand
+    sparklm submit --target standalone --option master=spark://host:7077 \\
+        --deploy-mode cluster --torch cpu --with-python -- \\
+        train s3://bucket/corpus --run s3://bucket/runs/a
+    sparklm submit --target emr --torch cpu --with-python -- \\
+        train s3://bucket/corpus --run s3://bucket/runs/a
+    spark-submit --master yarn "$(sparklm submit --entry)" train …
     """
     if entry:
         from sparklm.submit.entry import ENTRY_SCRIPT

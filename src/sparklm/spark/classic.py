@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
@@ -121,5 +121,8 @@ class Classic:
         return read_session_facts(self._context)
 
     def stop(self) -> None:
-        """Stop Spark."""
-        self._session.stop()
+        """Stop Spark; where its JVM is gone, it has stopped."""
+        from py4j.protocol import Py4JError
+
+        with suppress(Py4JError, OSError):
+            self._session.stop()

@@ -10,6 +10,7 @@ from typing import Any
 from sparklm.training.sync.choose import SyncLimits
 
 EXECUTORS_SECONDS = 40.0
+_EXECUTOR_SIZE = tuple(f"spark.executor.{name}" for name in ("memory", "memoryOverhead", "cores"))
 _SETTLE_SECONDS = 2.0  # without a new executor, after which they count as all there
 
 
@@ -74,6 +75,13 @@ def wait_for_executors(context: Any) -> ClusterFacts:
         if len(cluster.executors) != len(before.executors):
             changed = time.monotonic()
     return cluster
+
+
+def no_executors(cluster: ClusterFacts) -> str:
+    """That a cluster has given none, and what was asked of it."""
+    asked = [f"{name}={cluster.properties[name]}" for name in _EXECUTOR_SIZE if name in cluster.properties]
+    size = f" of {', '.join(asked)}" if asked else ""
+    return f"{cluster.master} has given no executor{size} within {EXECUTORS_SECONDS:.0f} s: it may have no room for one"
 
 
 def read_cluster(context: Any) -> ClusterFacts:

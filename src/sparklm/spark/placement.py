@@ -14,7 +14,7 @@ from sparklm.models.build import count_parameters
 from sparklm.placement.protocol import EpochWork, RunTasks, SessionFacts, TableRows
 from sparklm.progress.watcher import Watcher
 from sparklm.spark.barrier import RankOrder, rank_task
-from sparklm.spark.cluster import ClusterFacts, share_of_cores
+from sparklm.spark.cluster import ClusterFacts, no_executors, share_of_cores
 from sparklm.spark.duplicates import find_duplicates_in_files
 from sparklm.spark.engine import engine_of
 from sparklm.spark.memory import check_executor_memory
@@ -239,7 +239,9 @@ class OnSpark:
 
     def _cluster(self) -> ClusterFacts:
         """Look at the executors; the first time, wait until they are there."""
-        self._facts = self.engine.cluster(wait=self._facts is None)
+        is_first, self._facts = self._facts is None, self.engine.cluster(wait=self._facts is None)
+        if is_first and not self._facts.executors and not self._facts.has_dynamic_allocation:
+            self.watcher.warn(no_executors(self._facts) + "; waiting for one")
         return self._facts
 
     @property

@@ -7,6 +7,7 @@ import importlib.metadata as metadata
 import json
 import platform
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution
@@ -63,8 +64,7 @@ def choose_contents(
     with_python: bool = False,
 ) -> Contents:
     """Everything that sparklm needs here, less what the nodes have and what only that needs."""
-    own = find_distribution(OUR_NAME, needed_by="the archive")
-    known = set(own.metadata.get_all("Provides-Extra") or ())
+    own, known = _own_requirements()
     for extra in extras:
         if extra not in known:
             raise UserError(f"--extra {extra}: sparklm has no such extra; it has: {', '.join(sorted(known))}")
@@ -73,10 +73,10 @@ def choose_contents(
     if torch_build is not None:
         if "torch" in skipped:
             raise UserError(f"--torch {torch_build} and --without torch exclude each other; give one of them")
-        needs = _requirements(find_distribution("torch", needed_by=OUR_NAME), ())
+        needs = _fitting(find_distribution("torch", needed_by=OUR_NAME).requires or (), ())
         skipped |= {name for name in map(_name, needs) if name.startswith(_CUDA)}
     distributions: dict[str, Distribution] = {}
-    met = _collect(own, frozenset(extras) | installed, skipped, distributions)
+    met = _collect(OUR_NAME, _fitting(own, {*extras, *installed}), skipped, distributions)
     for name in without:
         if canonicalize_name(name) not in met:
             raise UserError(f"--without {name}: sparklm does not need it; it needs: {', '.join(sorted(met))}")
@@ -99,24 +99,48 @@ def find_distribution(name: str, *, needed_by: str) -> Distribution:
         ) from None
 
 
+def checkout() -> Path | None:
+    """The source tree that sparklm runs from; None when it was installed from a wheel."""
+    root = Path(sparklm.__file__).parents[2]
+    return root if (root / "pyproject.toml").exists() and (root / "src" / OUR_NAME).is_dir() else None
+
+
+def _own_requirements() -> tuple[list[str], set[str]]:
+    """What sparklm requires, and its extras: as its source says now, or as it was installed."""
+    root = checkout()
+    if root is None:
+        own = find_distribution(OUR_NAME, needed_by="the archive")
+        return own.requires or [], set(own.metadata.get_all("Provides-Extra") or ())
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras: dict[str, list[str]] = project["optional-dependencies"]
+    marked = [_for_extra(text, extra) for extra, texts in extras.items() for text in texts]
+    return [*project["dependencies"], *marked], set(extras)
+
+
+def _for_extra(text: str, extra: str) -> str:
+    """A requirement as a distribution's metadata has it, for one of its extras."""
+    name, _, marker = text.partition(";")
+    return f'{name}; {f"({marker}) and " if marker else ""}extra == "{extra}"'
+
+
 def _collect(
-    parent: Distribution, extras: frozenset[str], skipped: set[str], found: dict[str, Distribution]
+    parent: str, requirements: Iterable[Requirement], skipped: set[str], found: dict[str, Distribution]
 ) -> set[str]:
     """Add what a distribution requires, and what that requires; returns all names that were met."""
     met: set[str] = set()
-    for requirement in _requirements(parent, extras):
+    for requirement in requirements:
         name = _name(requirement)
         met.add(name)
         if name in skipped or name in found or name == OUR_NAME:
             continue
-        found[name] = find_distribution(name, needed_by=parent.metadata["Name"])
-        met |= _collect(found[name], frozenset(requirement.extras), skipped, found)
+        found[name] = find_distribution(name, needed_by=parent)
+        met |= _collect(name, _fitting(found[name].requires or (), requirement.extras), skipped, found)
     return met
 
 
-def _requirements(distribution: Distribution, extras: Iterable[str]) -> Iterator[Requirement]:
-    """What a distribution requires here, plainly and for its extras."""
-    for text in distribution.requires or ():
+def _fitting(requires: Iterable[str], extras: Iterable[str]) -> Iterator[Requirement]:
+    """What is required here of all that may be, plainly and for some extras."""
+    for text in requires:
         requirement = Requirement(text)
         marker = requirement.marker
         if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
@@ -127,9 +151,8 @@ def _name(requirement: Requirement) -> str:
     return canonicalize_name(requirement.name)
 
 
-def _is_installed(own: Distribution, extra: str) -> bool:
-    plain = set(map(_name, _requirements(own, ())))
-    names = set(map(_name, _requirements(own, (extra,)))) - plain
+def _is_installed(own: Sequence[str], extra: str) -> bool:
+    names = set(map(_name, _fitting(own, (extra,)))) - set(map(_name, _fitting(own, ())))
     return all(any(True for _ in metadata.distributions(name=name)) for name in names)
 
 

@@ -10,9 +10,8 @@ import zipfile
 from importlib.metadata import Distribution
 from pathlib import Path
 
-import sparklm
 from sparklm.errors import JobError
-from sparklm.submit.contents import OUR_NAME, find_distribution
+from sparklm.submit.contents import OUR_NAME, checkout, find_distribution
 
 TORCH_INDEX = "https://download.pytorch.org/whl"
 _SOURCE = ("pyproject.toml", "README.md", "LICENSE", "src")  # what our wheel is made of
@@ -22,8 +21,8 @@ _PIP_SECONDS = 1800
 
 def our_distribution(scratch: Path) -> Distribution:
     """sparklm: from a wheel of the source tree that it runs from, or as it was installed from one."""
-    root = Path(sparklm.__file__).parents[2]
-    if not ((root / "pyproject.toml").exists() and (root / "src" / OUR_NAME).is_dir()):
+    root = checkout()
+    if root is None:
         return find_distribution(OUR_NAME, needed_by="the archive")
     source = scratch / "source"  # a build leaves files where it happens
     source.mkdir()

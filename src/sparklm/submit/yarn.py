@@ -168,7 +168,9 @@ def ask(services: Sequence[str], application: str) -> Report | None:
 
 
 def _first_line(text: str) -> str:
-    return re.sub(r"^\[[^\]]*\] ?", "", text.splitlines()[0]) if text else ""
+    """Why it waits, without the time before it and the figures behind it, which change every second."""
+    line = re.sub(r"^\[[^\]]*\] ?", "", text.splitlines()[0]) if text else ""
+    return re.split(r" *(?:Details :|Last Node which was processed)", line)[0]
 
 
 def _exit_code(diagnostics: str) -> int:
