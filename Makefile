@@ -27,7 +27,7 @@ test-fast: $(VENV)/.installed-dev
 	$(PYTEST) -n 2 -m 'not long and not spark and not process and not matrix' $(ARGS)
 
 test-long: $(VENV)/.installed-dev $(HADOOP)/.installed
-	for time in $$(seq $(or $(TIMES),1)); do $(BIN)/python -m pytest -m 'long or spark' tests/faults tests/cluster tests/unit/training/test_memory.py tests/spark/test_connect.py tests/spark/test_ml.py tests/spark/test_notebook.py || exit 1; done
+	for time in $$(seq $(or $(TIMES),1)); do $(BIN)/python -m pytest -m 'long or spark' tests/faults tests/cluster tests/submit tests/unit/training/test_memory.py tests/spark/test_connect.py tests/spark/test_ml.py tests/spark/test_notebook.py || exit 1; done
 
 golden: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.golden $(if $(COMPARE),--compare $(COMPARE))

@@ -37,7 +37,7 @@ from sparklm.submit.protocol import PYTHON, JobState, Submission, executor_envir
 from sparklm.submit.spark_submit import conf_options, told
 
 DEPLOY_MODES = ("cluster",)
-ASK_EVERY_SECONDS = 10.0  # EMR answers only so many questions of an account
+ASK_EVERY_SECONDS = 5.0  # EMR answers only so many questions of an account
 _OVER = {"COMPLETED", "FAILED", "CANCELLED", "INTERRUPTED"}
 _CLUSTER_OVER = {"TERMINATED", "TERMINATED_WITH_ERRORS"}
 
