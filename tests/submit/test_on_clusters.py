@@ -70,6 +70,7 @@ def bare_node() -> Iterator[None]:
 def standalone_cluster(folder: Path) -> Iterator[str]:
     if shutil.which("java") is None:
         pytest.skip("no Java on this machine")
+    folder.mkdir(exist_ok=True)
     address, where = f"127.0.0.1:{free_port()}", ("--host", "127.0.0.1", "--webui-port", "0")
     with ExitStack() as stack:
         with bare_node():
@@ -207,6 +208,23 @@ def test_yarn_in_client_mode(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("mode", ["client", "cluster"])
+def test_yarn_with_everything_on_hdfs(
+    yarn: Hadoop, node_python: Path, corpus_file: Path, tmp_path: Path, expected: bytes, mode: str
+) -> None:
+    """Corpus, run, archive and Spark's jars; the model is brought home."""
+    pytest.importorskip("hdfs_native")
+    Folder(f"{yarn.uri}/data").write_bytes("corpus.txt", corpus_file.read_bytes())
+    options = ("--target", "yarn", "--deploy-mode", mode, "--fetch", str(tmp_path / "home"), *without_options())
+    options += ("--env", f"SPARKLM_NODE_PYTHON={node_python}")
+    command = train(f"{yarn.uri}/data/corpus.txt", f"{yarn.uri}/runs/{mode}")
+    code, _, errors = end(start_submit(options, ON_YARN, *command, variables={"HADOOP_CONF_DIR": str(yarn.conf)}))
+    assert code == 0, errors
+    assert (tmp_path / "home" / "model.zip").read_bytes() == expected
+    assert any(name.startswith("spark-jars-") for name in Folder(f"{yarn.uri}/runs/.sparklm").names())
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("on_interrupt", ["leave", "kill"])
 def test_an_interrupt_leaves_or_ends_the_driver(
     standalone: str, node_python: Path, corpus_file: Path, tmp_path: Path, on_interrupt: str, expected: bytes
@@ -257,6 +275,7 @@ def test_the_whole_archive_on_nodes_that_have_nothing_but_java(
     assert (tmp_path / "run" / "model.zip").read_bytes() == expected
 
 
+@pytest.mark.long
 def test_an_interrupt_of_a_driver_that_is_here_saves_the_step(corpus_file: Path, tmp_path: Path) -> None:
     if shutil.which("java") is None:
         pytest.skip("no Java on this machine")

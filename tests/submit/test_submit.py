@@ -21,7 +21,7 @@ from sparklm.submit.job import run_submission, with_outcome
 from sparklm.submit.outcome import Outcome, read_outcome, run_and_tell
 from sparklm.submit.protocol import TARGETS, JobState, Submission
 from sparklm.submit.spark_submit import spark_home
-from sparklm.submit.staging import fetch_files, for_hadoop, upload
+from sparklm.submit.staging import checked_name, fetch_files, for_hadoop, upload
 from sparklm.submit.yarn import ask, service_addresses
 from tests.commands import Result, run_command
 
@@ -70,6 +70,7 @@ CLUSTER = (*STANDALONE, "--deploy-mode", "cluster", "--dry-run", "--")
         ([*STANDALONE, "--conf", "spark.x", "--", "train"], "--conf spark.x: give it as KEY=VALUE"),
         ([*STANDALONE, "--deploy-mode", "far", "--", "train"], "--deploy-mode far: use client or cluster"),
         ([*STANDALONE, "--on-interrupt", "cry", "--", "train"], "--on-interrupt cry: use leave or kill"),
+        ([*STANDALONE[:4], "--archive", "env.zip", "--", "train"], "Spark unpacks an archive by its ending"),
         ([*STANDALONE[:4], "--archive", "no.tar.gz", "--", "train"], "no such file; make it with: sparklm pack --out"),
         (
             [*CLUSTER, "train", "here.txt", "--run", "s3://b/r"],
@@ -149,9 +150,18 @@ def test_the_call_in_cluster_mode_on_standalone_has_a_shell_in_the_place_of_pyth
 
 
 def test_without_a_spark_there_is_nothing_to_submit_with(tmp_path: Path) -> None:
-    result = submit(*STANDALONE, "--", "train", cwd=tmp_path, SPARK_HOME=str(tmp_path))
+    result = submit(*STANDALONE, "--dry-run", "--", "train", cwd=tmp_path, SPARK_HOME=str(tmp_path))
     assert result.returncode == 2
     assert f"SPARK_HOME={tmp_path} has no bin/spark-submit" in result.stderr
+
+
+def test_a_master_that_does_not_answer_is_said_at_once(tmp_path: Path) -> None:
+    options = ("--target", "standalone", "--option", "master=spark://127.0.0.1:1", "--archive", "none")
+    result = submit(*options, "--", "train", cwd=tmp_path)
+    assert result.returncode == 1
+    assert result.stderr.startswith(
+        "sparklm: spark://127.0.0.1:1 does not answer (127.0.0.1:1: Connection refused); see that"
+    )
 
 
 def test_a_file_is_uploaded_once_and_whole(tmp_path: Path) -> None:
@@ -163,6 +173,16 @@ def test_a_file_is_uploaded_once_and_whole(tmp_path: Path) -> None:
     upload(tmp_path / "a", f"file://{tmp_path}/staging", "x")
     assert (tmp_path / "staging" / "x").read_text() == "second"
     assert [path.name for path in (tmp_path / "staging").iterdir()] == ["x"]
+
+
+def test_an_uploaded_file_has_a_name_that_says_its_content(tmp_path: Path) -> None:
+    for folder, text in (("one", "a"), ("two", "b")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "env.tar.gz").write_text(text)
+    names = {checked_name(tmp_path / folder / "env.tar.gz") for folder in ("one", "two")}
+    assert len(names) == 2
+    assert all(name.endswith("-env.tar.gz") for name in names)
+    assert checked_name(Path(f"{'a' * 64}.tar.gz")) == f"{'a' * 64}.tar.gz"
 
 
 def test_hadoop_has_its_own_name_for_s3() -> None:

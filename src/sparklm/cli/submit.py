@@ -234,8 +234,7 @@ def _submission(
             files.append(Path(config).absolute())
             arguments = [part.replace(config, Path(config).name) if part.endswith(config) else part for part in command]
     packed = archive_path(contents.key) if contents is not None else archive
-    if archive not in (None, NO_ARCHIVE) and "://" not in str(archive) and not Path(str(archive)).is_file():
-        raise UserError(f"--archive {archive}: no such file; make it with: sparklm pack --out {archive}")
+    _check_archive(archive)
     return with_outcome(
         Submission(
             name=name or f"sparklm {command[0]}",
@@ -249,6 +248,19 @@ def _submission(
             staging=staging or default_staging(run),
         )
     )
+
+
+def _check_archive(archive: str | None) -> None:
+    from pathlib import Path
+
+    from sparklm.submit.pack import ENDINGS
+
+    if archive is None or archive == NO_ARCHIVE:
+        return
+    if not archive.endswith(ENDINGS):
+        raise UserError(f"--archive {archive}: Spark unpacks an archive by its ending; use {' or '.join(ENDINGS)}")
+    if "://" not in archive and not Path(archive).is_file():
+        raise UserError(f"--archive {archive}: no such file; make it with: sparklm pack --out {archive}")
 
 
 def _label(key: str) -> str:

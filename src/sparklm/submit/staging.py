@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import overload
 
@@ -29,9 +31,13 @@ def for_hadoop(address: str) -> str:
     return f"s3a://{path}" if protocol == "s3" else address
 
 
+@cache
 def checked_name(path: Path) -> str:
-    """A name for an uploaded file that other content does not have."""
-    return f"{hashlib.sha256(path.read_bytes()).hexdigest()[:_HASHED]}-{path.name}"
+    """A name for an uploaded file that other content does not have; an archive of the cache has one already."""
+    if re.match(r"[0-9a-f]{64}\.", path.name):
+        return path.name
+    with open(path, "rb") as file:
+        return f"{hashlib.file_digest(file, 'sha256').hexdigest()[:_HASHED]}-{path.name}"
 
 
 def upload(path: Path, staging: str, name: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from pydantic import Field
 
 from sparklm.errors import JobError, UserError
+from sparklm.spark.reach import master_silence
 from sparklm.storage import Folder
 from sparklm.submit.protocol import ENVIRONMENT, PYTHON, RemoteJob, Submission, TargetOptions, executor_environment
 from sparklm.submit.spark_submit import (
@@ -61,6 +62,9 @@ class Standalone:
 
     def start(self, submission: Submission) -> RemoteJob:
         """In cluster mode everything is uploaded first."""
+        silence = master_silence(self._options.master)
+        if silence is not None:
+            raise JobError(f"{silence}; see that the master runs, and that this is its address")
         if submission.deploy_mode == "client":
             return ClientJob(self._call(submission), submission.environment)
         staging = _staging(submission)
@@ -123,7 +127,8 @@ def _staged(archive: str, staging: str, *, is_dry: bool) -> str:
     if "://" in archive:
         return for_hadoop(archive)
     path = Path(archive)
-    return for_hadoop(Folder(staging).address(path.name) if is_dry else upload(path, staging, path.name))
+    name = checked_name(path)
+    return for_hadoop(Folder(staging).address(name) if is_dry else upload(path, staging, name))
 
 
 def _script(submission: Submission, staging: str, archive: str | None) -> str:

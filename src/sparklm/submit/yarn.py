@@ -23,7 +23,7 @@ from sparklm.spark.yarn import check_yarn, hadoop_settings
 from sparklm.storage import Folder
 from sparklm.submit.protocol import JobState, RemoteJob, Submission, TargetOptions
 from sparklm.submit.spark_submit import ClientJob, ClusterJob, as_shell, run_class, spark_home, submit_call
-from sparklm.submit.staging import for_hadoop, upload
+from sparklm.submit.staging import checked_name, for_hadoop, upload
 
 _JARS_OF_SPARK = ("spark.yarn.jars", "spark.yarn.archive")
 _SERVICE_SECONDS = 5.0
@@ -55,7 +55,7 @@ class Yarn:
         staging = submission.staging
         if staging is not None:
             if submission.archive is not None and "://" not in submission.archive:
-                upload(Path(submission.archive), staging, Path(submission.archive).name)
+                upload(Path(submission.archive), staging, checked_name(Path(submission.archive)))
             if self._brings_jars(submission):
                 _upload_jars(staging)
         call = self._call(submission)
@@ -72,7 +72,7 @@ class Yarn:
         elif staging is not None and self._brings_jars(submission):
             properties["spark.yarn.archive"] = for_hadoop(Folder(staging).address(_jars_name()))
         if archive is not None and staging is not None and "://" not in archive:
-            archive = Folder(staging).address(Path(archive).name)
+            archive = Folder(staging).address(checked_name(Path(archive)))
         return submit_call("yarn", submission, properties, archive=archive)
 
     def _brings_jars(self, submission: Submission) -> bool:
