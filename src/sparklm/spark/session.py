@@ -136,10 +136,10 @@ def _default_properties(master: str) -> dict[str, str]:
         # limits are ten minutes and a year.
         "spark.barrier.sync.timeout": "600s",
         "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "2s",
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "10",
         # In the event log and the user interface: Spark's own default, and what hide_secrets knows beyond it.
         "spark.redaction.regex": f"(?i){SECRET_WORDS}|{SECRET_IN_ADDRESS}",
         "spark.redaction.string.regex": SECRET_IN_ADDRESS,
-        "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "10",
     }
     if master.startswith("local"):
         # One machine: listen on loopback alone, the user interface included.
