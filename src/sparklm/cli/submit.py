@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -39,11 +39,14 @@ def submit(
     ] = None,
     list_options: Annotated[bool, typer.Option("--options", help="List the target's options.")] = False,
     deploy_mode: Annotated[
-        str,
+        str | None,
         typer.Option(
-            metavar="MODE", help="client: the driver runs here; cluster: on the cluster.", rich_help_panel=RUN
+            metavar="MODE",
+            help="client: the driver runs here; cluster: on the cluster.",
+            show_default="client; cluster where the target has nothing else",
+            rich_help_panel=RUN,
         ),
-    ] = "client",
+    ] = None,
     conf: Annotated[
         list[str] | None,
         typer.Option(
@@ -70,7 +73,7 @@ def submit(
         typer.Option(
             metavar="FILE",
             help=f"An environment from 'sparklm pack', here or there; {NO_ARCHIVE!r}: the nodes have sparklm.",
-            show_default="packed now",
+            show_default="packed now; none for k8s, whose image has it",
         ),
     ] = None,
     without: Without = None,
@@ -102,6 +105,16 @@ def submit(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the call, and do nothing.", rich_help_panel=SHOWN)
     ] = False,
+    policy: Annotated[
+        bool,
+        typer.Option(
+            "--policy", help="Print the least that AWS must allow you, as an IAM policy.", rich_help_panel=SHOWN
+        ),
+    ] = False,
+    job_policy: Annotated[
+        bool,
+        typer.Option("--job-policy", help="Print the least that AWS must allow the job's role.", rich_help_panel=SHOWN),
+    ] = False,
     entry: Annotated[
         bool,
         typer.Option("--entry", help="Print the path of the script for spark-submit.", rich_help_panel=SHOWN),
@@ -117,6 +130,8 @@ def submit(
     sparklm submit --target standalone --option master=spark://host:7077 \\
         --deploy-mode cluster --torch cpu --with-python -- \\
         train s3://bucket/corpus --run s3://bucket/runs/a
+    sparklm submit --target emr --torch cpu --with-python -- \\
+        train s3://bucket/corpus --run s3://bucket/runs/a
     spark-submit --master yarn "$(sparklm submit --entry)" train …
     """
     if entry:
@@ -124,7 +139,7 @@ def submit(
 
         print(ENTRY_SCRIPT)
         return
-    from sparklm.submit.protocol import open_target, option_lines
+    from sparklm.submit.protocol import GuardedTarget, deploy_modes, has_environment, open_target, option_lines
 
     if target is None:
         raise UserError(f"--target is missing: say where the command is to run ({TARGET_NAMES})")
@@ -134,10 +149,12 @@ def submit(
     if not command:
         raise UserError("there is no command to submit; give it after --, such as: -- train CORPUS --run DIR")
     place = open_target(target, _pairs("--option", options))
-    contents = None if archive is not None else _contents(without, extra, torch, with_python)
+    modes = deploy_modes(target)
+    archive = archive or (NO_ARCHIVE if has_environment(target) else None)
+    contents = None if archive is not None or policy or job_policy else _contents(without, extra, torch, with_python)
     submission = _submission(
         command,
-        deploy_mode=_one_of("--deploy-mode", deploy_mode, ("client", "cluster")),
+        deploy_mode=_one_of("--deploy-mode", deploy_mode or modes[0], modes),
         properties=_pairs("--conf", conf),
         environment=_pairs("--env", env),
         name=name,
@@ -146,6 +163,11 @@ def submit(
         contents=contents,
     )
     interrupt: Any = _one_of("--on-interrupt", on_interrupt, ("leave", "kill"))
+    if policy or job_policy:
+        if not isinstance(place, GuardedTarget):
+            raise UserError(f"target {target} has no policy; emr and emr-serverless have")
+        print(place.policy(submission, of_job=job_policy))
+        return
     if dry_run:
         print(place.describe(submission))
         return
@@ -272,7 +294,7 @@ def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
     return pairs
 
 
-def _one_of(option: str, value: str, known: tuple[str, ...]) -> str:
+def _one_of(option: str, value: str, known: Sequence[str]) -> str:
     if value not in known:
         raise UserError(f"{option} {value}: use {' or '.join(known)}")
     return value

@@ -15,7 +15,7 @@ from sparklm.errors import UserError
 from sparklm.progress.status import Message, View, read_status
 from sparklm.storage import Folder
 from sparklm.submit.outcome import Outcome, read_outcome
-from sparklm.submit.protocol import JobState, RemoteJob, Submission, Target
+from sparklm.submit.protocol import ClosingJob, JobState, RemoteJob, Submission, Target
 
 OnInterrupt = Literal["leave", "kill"]
 _LOOK_SECONDS = 1.0
@@ -107,6 +107,8 @@ def _ending(
     if outcome is None and state.exit_code != 0:
         for line in job.new_lines():
             news.note(line)
+    for line in job.closing_lines() if isinstance(job, ClosingJob) else ():
+        news.note(line)
     code = state.exit_code if state.exit_code is not None else 1
     # A target may call a job failed that was killed after its work: the driver knows best.
     return Ending(exit_code=code if outcome is None else outcome.exit_code, state=state, outcome=outcome)

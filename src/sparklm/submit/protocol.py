@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -75,6 +75,14 @@ class RemoteJob(Protocol):
         """Let go of what is here (a process, a connection); the job itself goes on if it can."""
 
 
+@runtime_checkable
+class ClosingJob(RemoteJob, Protocol):
+    """A job about which there is something to say, or to tidy up, once it is over."""
+
+    def closing_lines(self) -> Sequence[str]:
+        """Where its log is, what it cost."""
+
+
 class Target(Protocol):
     """A place that jobs can be submitted to."""
 
@@ -83,6 +91,25 @@ class Target(Protocol):
 
     def start(self, submission: Submission) -> RemoteJob:
         """Upload what is needed, and submit."""
+
+
+@runtime_checkable
+class GuardedTarget(Target, Protocol):
+    """A target that allows nothing that a policy does not name."""
+
+    def policy(self, submission: Submission, *, of_job: bool) -> str:
+        """The least that whoever submits, or else the job there, must be allowed."""
+
+
+def deploy_modes(name: str) -> Sequence[DeployMode]:
+    """Where the driver may run, the usual one first: a module may have `DEPLOY_MODES`."""
+    modes: Sequence[DeployMode] = getattr(_module(name), "DEPLOY_MODES", ("client", "cluster"))
+    return modes
+
+
+def has_environment(name: str) -> bool:
+    """Whether the nodes of a target have all that is needed (`HAS_ENVIRONMENT`), so that nothing is packed."""
+    return bool(getattr(_module(name), "HAS_ENVIRONMENT", False))
 
 
 def executor_environment(submission: Submission) -> dict[str, str]:
@@ -110,9 +137,13 @@ def open_target(name: str, options: Mapping[str, str]) -> Target:
 def option_lines(name: str) -> list[str]:
     """A line for each option of a target, for its help."""
     return [
-        f"{_flag(key)}: {option.description}" + ("" if option.is_required() else f" [default: {option.default}]")
+        f"{_flag(key)}: {option.description}{'' if option.is_required() else _default(option.default)}"
         for key, option in _module(name).Options.model_fields.items()
     ]
+
+
+def _default(value: object) -> str:
+    return f" [default: {value}]" if value else ""
 
 
 def _module(name: str) -> Any:
