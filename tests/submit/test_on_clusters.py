@@ -231,7 +231,10 @@ def test_an_interrupt_leaves_or_ends_the_driver(
 ) -> None:
     options = ("--target", "standalone", "--option", f"master={standalone}", "--deploy-mode", "cluster")
     options += ("--env", f"SPARKLM_NODE_PYTHON={node_python}", *without_options(), "--on-interrupt", on_interrupt)
-    process = start_submit(options, SMALL, *train(f"file://{corpus_file}", f"file://{tmp_path}/run"))
+    command = train(f"file://{corpus_file}", f"file://{tmp_path}/run")
+    if on_interrupt == "kill":  # it has to last until then
+        command += ["--set", "training.max_steps=100000", "--set", "training.epochs=1000"]
+    process = start_submit(options, SMALL, *command)
     deadline = time.monotonic() + SECONDS
     while latest_step(Folder(str(tmp_path / "run"))) < KILL_AT_STEP and time.monotonic() < deadline:
         time.sleep(0.05)
