@@ -2,6 +2,7 @@
 #     TORCH=cpu, with the first of these: PyTorch's build without CUDA, which is smaller by 4 GB on Linux
 # make test    every test but the long ones                     make test-fast   a minute of them: no Spark, no subprocess
 # make test-long   the long matrices: every loss of a process by every exchange; TIMES=10 repeats them
+# make test-matrix   the Spark, cluster and fault tests against every version of Spark; docs/spark-versions.md has the table
 # make lint    style and types       make format   put the style right       make docs   renew the tables in docs/
 # make golden  hashes of a matrix of trainings; COMPARE=before.txt compares them with earlier ones
 PYTHON ?= python3
@@ -13,7 +14,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.
 # One torch thread in each process of the tests, or torch crawls.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: run test test-fast test-long golden docs lint format setup clean
+.PHONY: run test test-fast test-long test-matrix golden docs lint format setup clean
 
 run: $(VENV)/.installed
 	$(BIN)/sparklm train $(ARGS)
@@ -27,7 +28,10 @@ test-fast: $(VENV)/.installed-dev
 	$(PYTEST) -n 2 -m 'not long and not spark and not process and not matrix' $(ARGS)
 
 test-long: $(VENV)/.installed-dev $(HADOOP)/.installed
-	for time in $$(seq $(or $(TIMES),1)); do $(BIN)/python -m pytest -m 'long or spark' tests/faults tests/cluster tests/submit tests/unit/training/test_memory.py tests/spark/test_connect.py tests/spark/test_ml.py tests/spark/test_notebook.py || exit 1; done
+	for time in $$(seq $(or $(TIMES),1)); do $(BIN)/python -m pytest -m 'long or spark' tests/faults tests/cluster tests/submit tests/unit/training/test_memory.py tests/spark/test_connect.py tests/spark/test_ml.py tests/spark/test_notebook.py tests/hadoop tests/servers/test_s3.py || exit 1; done
+
+test-matrix: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.spark_matrix $(ARGS)
 
 golden: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.golden $(if $(COMPARE),--compare $(COMPARE))
@@ -70,4 +74,4 @@ $(HADOOP)/.installed: tests/hadoop/pom.xml
 	if command -v mvn >/dev/null; then mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$(HADOOP) && touch $@; fi
 
 clean:
-	rm -rf $(VENV) $(MLFLOW) $(HADOOP) build dist src/*.egg-info .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(MLFLOW) .spark $(HADOOP) build dist src/*.egg-info .mypy_cache .ruff_cache .hypothesis

@@ -63,7 +63,8 @@ from sparklm.training.records import Sample, StepRecord
 from sparklm.training.replica import Replica
 from sparklm.training.sync import storage
 from sparklm.training.sync.codec import Codec
-from sparklm.training.sync.collective import Endpoint, hold_port, process_group
+from sparklm.training.sync.collective import Endpoint, process_group
+from sparklm.training.sync.mesh import hold_port
 from sparklm.training.tensors import flatten, unflatten
 
 PARTS = ("steady", "two", "round", "memory", "costs")
@@ -447,14 +448,14 @@ def memory(setup: Setup, sizes: Sequence[int]) -> str:
     return f"Memory of the driver after eight rounds by storage:\n\n{markdown(header, rows)}"
 
 
-def time_syncs(rank: int, port_queue: Any, answers: Any, sizes: Sequence[int], repeats: int) -> None:
+def time_syncs(rank: int, first_queue: Any, answers: Any, sizes: Sequence[int], repeats: int) -> None:
     """Be one of two processes that sync again and again; the first one answers with the seconds of each size."""
     torch.set_num_threads(1)
-    listener = hold_port("127.0.0.1") if rank == 0 else None
-    if listener is not None:
-        port_queue.put(listener.getsockname()[1])
-    port = listener.getsockname()[1] if listener is not None else port_queue.get()
-    endpoints = [Endpoint(host="127.0.0.1", port=port, gpus=0)] * 2
+    listener = hold_port("127.0.0.1")
+    endpoint = Endpoint(host="127.0.0.1", port=listener.getsockname()[1], gpus=0)
+    if rank == 0:
+        first_queue.put(endpoint)
+    endpoints = [endpoint if rank == 0 else first_queue.get()] * 2  # nobody connects to the second
     medians = []
     with process_group(rank, endpoints, listener, 60) as group:
         for size in sizes:

@@ -14,3 +14,7 @@ class JobError(Exception):
 
 class TrainingDivergedError(JobError):
     """The loss or a weight is no longer a number; the last checkpoint is still good."""
+
+
+class StoreAwayError(JobError):
+    """Storage does not answer, and was waited for; what was saved is still good."""

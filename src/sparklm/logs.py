@@ -23,6 +23,7 @@ from pythonjsonlogger import json as json_log
 from pythonjsonlogger.core import RESERVED_ATTRS, merge_record_extra
 
 from sparklm.errors import UserError
+from sparklm.redaction import hide_secrets
 
 TRACE = 5
 LEVELS = {"TRACE": TRACE, "DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING, "ERROR": logging.ERROR}
@@ -136,17 +137,18 @@ class _TextFormatter(logging.Formatter):
             f"{record.name.removeprefix('sparklm.')}{f' [{where}]' if where else ''} "
             f"{record.getMessage()}{f': {what}' if what else ''}"
         )
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        return hide_secrets(f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line)
 
 
 def foreign_line(line: bytes) -> bytes:
     """A line of another program, in the form of this log: where that is JSON, a line that is not becomes a warning."""
+    text = hide_secrets(line.decode(errors="replace"))
     if not is_json():
-        return line
+        return text.encode()
     with suppress(ValueError):
-        if isinstance(json.loads(line), dict):
-            return line
-    text = line.decode(errors="replace").rstrip()
+        if isinstance(json.loads(text), dict):
+            return text.encode()
+    text = text.rstrip()
     record = logging.makeLogRecord({"name": "stderr", "levelno": logging.WARNING, "msg": "%s", "args": (text,)})
     return f"{_JsonFormatter().format(record)}\n".encode() if text else b""
 
@@ -185,8 +187,10 @@ def _plain(value: object) -> object:
     """Infinite numbers and everything unknown as texts: JSON has none."""
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
-    is_plain = math.isfinite(value) if isinstance(value, float) else value is None or isinstance(value, str | int)
-    return value if is_plain else str(value)
+    if isinstance(value, str):
+        return hide_secrets(value)
+    is_plain = math.isfinite(value) if isinstance(value, float) else value is None or isinstance(value, int)
+    return value if is_plain else hide_secrets(str(value))
 
 
 def _shown(value: object) -> str:

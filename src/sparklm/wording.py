@@ -43,6 +43,15 @@ def duration(seconds: float | None) -> str:
     return " ".join(f"{amount} {unit}" for unit, amount in units[first : first + 2])
 
 
+def minutes(seconds: float) -> str:
+    """A limit of time.
+
+    >>> minutes(300), minutes(20)
+    ('5 min', '20 s')
+    """
+    return f"{seconds / 60:g} min" if seconds >= 60 else f"{seconds:g} s"
+
+
 def number(value: float | None, form: str) -> str:
     """A figure as `format` writes it; one that was not measured is a dash."""
     return UNKNOWN if value is None else format(value, form)

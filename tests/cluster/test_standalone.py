@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -65,12 +66,20 @@ def daemon(folder: Path, name: str, *arguments: str) -> Iterator[tuple[subproces
             process.wait(timeout=30)
 
 
-@pytest.fixture(scope="module")
-def master_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@dataclass(frozen=True)
+class Cluster:
+    """A running cluster: its address, and the processes of its workers."""
+
+    url: str
+    workers: list[subprocess.Popen[bytes]]
+
+
+@contextlib.contextmanager
+def standalone(folder: Path) -> Iterator[Cluster]:
+    """Run a master and two workers with one core each."""
     if shutil.which("java") is None:
         pytest.skip("no Java on this machine")
-    folder = tmp_path_factory.mktemp("cluster")
-    port = free_port()
+    port, workers = free_port(), []
     where = ["--host", "127.0.0.1", "--webui-port", "0"]
     with contextlib.ExitStack() as stack:
         master = ["org.apache.spark.deploy.master.Master", *where, "--port", str(port)]
@@ -80,7 +89,14 @@ def master_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             worker = ["org.apache.spark.deploy.worker.Worker", *where, "--cores", "1", "--memory", "1g"]
             process, log = stack.enter_context(daemon(folder, f"worker{number}", *worker, f"spark://127.0.0.1:{port}"))
             wait_for(log, "Successfully registered with master", process)
-        yield f"spark://127.0.0.1:{port}"
+            workers.append(process)
+        yield Cluster(url=f"spark://127.0.0.1:{port}", workers=workers)
+
+
+@pytest.fixture(scope="module")
+def master_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with standalone(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster.url
 
 
 def driver(*arguments: str) -> subprocess.Popen[str]:
@@ -192,6 +208,44 @@ def test_a_killed_executor_and_a_killed_driver_do_not_change_the_bits(
 
 
 @pytest.mark.long
+def test_a_worker_that_is_gone_for_good_makes_the_collective_exchange_one_by_storage(
+    corpus_file: Path, tmp_path: Path
+) -> None:
+    settings = (
+        *TINY,
+        *STRATEGIES["diloco"],
+        "data.stride=1",
+        "model.width=64",
+        "training.epochs=1",
+        "training.max_steps=120",
+        "training.checkpoint_every_steps=20",
+        "distributed.exchange=collective",
+        "spark.executor.memory=512m",
+        "spark.ui.enabled=false",
+    )
+    run_job(tiny_config(corpus_file, *settings), tmp_path / "here")
+    flags = [part for assignment in settings for part in ("--set", assignment)]
+    run = Folder(str(tmp_path / "run"))
+    with standalone(tmp_path) as cluster:
+        process = driver(
+            "-m", "sparklm", "train", str(corpus_file), "--master", cluster.url, "--run", str(run.local_path()), *flags
+        )
+        try:
+            wait_until(lambda: latest_step(run) >= 40, process)
+            kill(psutil.Process(cluster.workers[1].pid))
+            began = time.monotonic()
+            errors = end_well(process)
+            assert time.monotonic() - began < 120
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert "retry 1 of 3" in errors
+    assert "replicas sync by storage from here on: there are 1 slots for 2 replicas" in errors
+    assert "at org.apache" not in errors
+    assert (tmp_path / "run" / "model.zip").read_bytes() == (tmp_path / "here" / "model.zip").read_bytes()
+
+
+@pytest.mark.long
 def test_a_table_scored_while_an_executor_is_killed_has_every_row_once(
     master_url: str, finished_run: Path, tmp_path: Path
 ) -> None:
@@ -225,7 +279,12 @@ def kill_an_executor() -> None:
         for other in psutil.Process().children(recursive=True)
         if "CoarseGrainedExecutorBackend" in " ".join(_command_line(other))
     )
-    for child in [*victim.children(recursive=True), victim]:
+    kill(victim)
+
+
+def kill(process: psutil.Process) -> None:
+    """Kill a process and all that it has started."""
+    for child in [*process.children(recursive=True), process]:
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
 

@@ -7,7 +7,10 @@ import java.util.List;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.hdfs.MiniDFSCluster;
 import org.apache.hadoop.hdfs.MiniDFSCluster.DataNodeProperties;
+import org.apache.hadoop.fs.Path;
 import org.apache.hadoop.fs.SafeModeAction;
+import org.apache.hadoop.hdfs.DistributedFileSystem;
+import org.apache.hadoop.hdfs.protocol.HdfsConstants;
 import org.apache.hadoop.yarn.conf.YarnConfiguration;
 import org.apache.hadoop.yarn.server.MiniYARNCluster;
 
@@ -70,6 +73,12 @@ public class HadoopServer {
       try (OutputStream out = new FileOutputStream(new File(folder, name))) { client.writeXml(out); }
   }
 
+  /** A folder that has room for one file. */
+  private static void limitFiles(DistributedFileSystem files, Path folder) throws Exception {
+    files.mkdirs(folder);
+    files.setQuota(folder, 2, HdfsConstants.QUOTA_DONT_SET);
+  }
+
   private static void obey(MiniDFSCluster files) throws Exception {
     DataNodeProperties stopped = null;
     BufferedReader orders = new BufferedReader(new InputStreamReader(System.in));
@@ -79,6 +88,7 @@ public class HadoopServer {
         case "start data node" -> { files.restartDataNode(stopped, true); files.waitActive(); }
         case "enter safe mode" -> files.getFileSystem().setSafeMode(SafeModeAction.ENTER);
         case "leave safe mode" -> files.getFileSystem().setSafeMode(SafeModeAction.LEAVE);
+        case "limit files" -> limitFiles(files.getFileSystem(), new Path("/limited"));
         case "stop name node" -> files.shutdownNameNode(0);
         case "start name node" -> { files.restartNameNode(0, false); files.waitActive(); }
         default -> throw new IllegalArgumentException(order);

@@ -48,6 +48,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip("no Java on this machine")
     import pyspark
 
+    if not list(Path(pyspark.__file__).parent.glob("jars/spark-connect_*.jar")):
+        pytest.skip("no Connect server in this PySpark")
     place = tmp_path_factory.mktemp("server")
     settings = [part for name, value in _SERVER_SETTINGS.items() for part in ("--conf", f"{name}={value}")]
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"

@@ -49,7 +49,7 @@ def test_the_probe_does_not_need_sparklm_on_the_worker(on_spark: OnSpark) -> Non
     )
     result = subprocess.run([sys.executable, "-c", program], input=sent, capture_output=True, timeout=60, check=True)
     assert b"'sparklm': 'ModuleNotFoundError" in result.stdout
-    seen = look_around(on_spark.engine, 1)
+    seen = look_around(on_spark.engine, 1, "127.0.0.1")
     assert seen.unseen == []
     assert all(worker.process_bytes > 100 * 2**20 for worker in seen.workers)
 

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from sparklm.submit.contents import SPARKS_OWN, _collect, choose_contents
 
 # What the nodes of the tests have themselves; archives are small without it.
-OF_THE_NODES = ("torch", "numpy", "pandas", "pyarrow", "plotly", "s3fs", "hdfs-native", "boto3")
+OF_THE_NODES = ("torch", "numpy", "pandas", "pyarrow", "plotly", "s3fs", "boto3")
 
 
 def left_out() -> list[str]:

@@ -190,4 +190,4 @@ def test_an_unreadable_progress_file_is_warned_of_and_a_missing_one_is_not(writt
     assert written() == ""
     (run / PROGRESS).write_text("replica-0003.json", "{")
     assert read_beat(run, 3) is None
-    assert re.search(r"WARN storage a live file is unreadable: file .*replica-0003\.json", written())
+    assert re.search(r"WARN storage.live a live file is unreadable: file .*replica-0003\.json", written())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from pydantic import BaseModel
 from sparklm.disk_cache import cached_copy
 from sparklm.errors import UserError
 from sparklm.storage import Folder, LiveFile, read_live, split_address, split_url
+from tests.store_contract import every_promise
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -173,3 +175,8 @@ def test_the_cache_makes_room_for_what_is_new(tmp_path: Path, monkeypatch: pytes
         if number == 2:
             assert {path.name for path in cache.iterdir()} == {digests[0], digests[2], "folder", "thesis.tex"}
     assert {path.name for path in cache.iterdir()} == {digests[2], digests[3], "folder", "thesis.tex"}
+
+
+@every_promise
+def test_local_disks_and_memory_keep_the_contract(promise: Callable[[Folder], None], folder: Folder) -> None:
+    promise(folder)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from sparklm import job
 from sparklm.config import Config
+from sparklm.config.secrets import refuse_hidden
 from sparklm.evaluation import CorpusEvaluation, evaluate_corpus
 from sparklm.lake.generate import Generation
 from sparklm.lake.score import Scoring
@@ -21,7 +22,7 @@ from sparklm.progress.status import StatusFile
 from sparklm.progress.tracker import Tracker
 from sparklm.progress.watcher import Watcher
 from sparklm.signals import stopping_on_signals
-from sparklm.storage import Folder
+from sparklm.storage import Folder, patience
 from sparklm.text.prepare import check_corpus
 from sparklm.text.prepare import prepare as prepare_dataset
 from sparklm.text.shards import Manifest, dataset_address
@@ -60,27 +61,30 @@ def run_job(
         with working(config, watcher, session) as placement, heeding_signals():
             yield placement
 
-    with heeding_signals():
+    refuse_hidden(config)
+    with heeding_signals(), patience(config.storage.retry_minutes, watcher.warn):
         return job.train(config, folder, start, watcher, resume=resume, stop=stop)
 
 
 def run_prepare(config: Config, folder: Folder, watcher: Tracker, session: SparkSession | None = None) -> Manifest:
     """Prepare where the settings place it, or on a session that is there; `sparklm prepare` is this."""
-    check_corpus(config.data)
-    with working(config, watcher, session) as placement:
-        watcher.stage("Preparing the text")
-        return prepare_dataset(config.data, config.cleaning, folder, placement)
+    with patience(config.storage.retry_minutes, watcher.warn):
+        check_corpus(config.data)
+        with working(config, watcher, session) as placement:
+            watcher.stage("Preparing the text")
+            return prepare_dataset(config.data, config.cleaning, folder, placement)
 
 
 def run_evaluation(
     trained: TrainedModel, config: Config, watcher: Tracker, session: SparkSession | None = None
 ) -> CorpusEvaluation:
     """Evaluate a model on what the settings name; `sparklm evaluate` is this and what it prints."""
-    if dataset_address(config.data) is None:
-        check_corpus(config.data)
-    with working(config, watcher, session) as placement:
-        watcher.stage("Evaluating")
-        return evaluate_corpus(trained, config.data, placement)
+    with patience(config.storage.retry_minutes, watcher.warn):
+        if dataset_address(config.data) is None:
+            check_corpus(config.data)
+        with working(config, watcher, session) as placement:
+            watcher.stage("Evaluating")
+            return evaluate_corpus(trained, config.data, placement)
 
 
 def run_work(
@@ -97,10 +101,11 @@ def run_work(
     """Make a row for each document, where the settings place it; the commands are this and what they print."""
     data = config.data.model_copy(update={"validation": None, "validation_table": None})  # which belong to a training
     work = Work(settings=settings, data=data, model=model, out=folder, key=key, out_table=out_table)
-    check_work(work)
-    with working(config, watcher, session) as placement:
-        watcher.stage("Scoring" if isinstance(settings, Scoring) else "Generating")
-        return do_work(work, placement)
+    with patience(config.storage.retry_minutes, watcher.warn):
+        check_work(work)
+        with working(config, watcher, session) as placement:
+            watcher.stage("Scoring" if isinstance(settings, Scoring) else "Generating")
+            return do_work(work, placement)
 
 
 @contextmanager

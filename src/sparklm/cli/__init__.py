@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from collections.abc import Callable, Mapping
+from types import TracebackType
 from typing import Annotated
 
 import typer
@@ -31,6 +33,7 @@ from sparklm.cli import (
 )
 from sparklm.cli.command import Command, describe_usage_error
 from sparklm.errors import JobError, UserError
+from sparklm.redaction import hide_secrets
 
 _logger = logging.getLogger(__name__)
 COMMANDS: Mapping[str, Callable[..., None]] = {
@@ -74,19 +77,24 @@ def _without_command(
 
 def main() -> None:
     """Run the command line; turn what users did wrong into one message and exit code 2."""
+    sys.excepthook = _print_without_secrets
     try:
         sys.exit(app(prog_name="sparklm", standalone_mode=False))
     except typer.TyperException as error:
-        print(f"sparklm: {describe_usage_error(error)}", file=sys.stderr)
+        print(f"sparklm: {hide_secrets(describe_usage_error(error))}", file=sys.stderr)
         sys.exit(2)
     except (UserError, JobError) as error:
         if logs.is_json():
             _logger.error("the run ends", extra={"error": type(error).__name__, "reason": str(error)})
         else:
-            print(f"sparklm: {error}", file=sys.stderr)
+            print(f"sparklm: {hide_secrets(str(error))}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UserError) else 1)
     except Exception:
         if not logs.is_json():
             raise
         _logger.exception("the run ends")
         sys.exit(1)
+
+
+def _print_without_secrets(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+    print(hide_secrets("".join(traceback.format_exception(kind, error, where))), file=sys.stderr, end="")

@@ -33,6 +33,7 @@ from sparklm.cli.options import (
 )
 from sparklm.cli.positionals import explain_positionals
 from sparklm.errors import UserError
+from sparklm.redaction import hide_secrets
 from sparklm.wording import count
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ def _print_result(result: JobResult, folder: Folder, *, has_dropout: bool) -> No
     dropout = ", with dropout" if has_dropout else ""
     print(f"training loss {record.TrainingLoss:.4f} (mean of {epoch}'s steps{dropout})")
     print(f"{count(len(result.records), 'epoch')} in {seconds:.1f} s")
-    print("\n".join(f"  {file}" for file in result.files))
+    print("\n".join(f"  {hide_secrets(file)}" for file in result.files))
     lines = [[word for word in line.split() if any(map(str.isalnum, word))] for line in result.prompt.split("\n")]
     words = next((words for words in reversed(lines) if words), [])
     prompt = shlex.quote(" ".join(words[:_SHOWN_WORDS]))

@@ -356,6 +356,14 @@ class GenerationConfig(Section):
     seed: Seed = Field(0, description="decides the choice")
 
 
+class StorageConfig(Section):
+    """How patient a job is with the places of its files."""
+
+    retry_minutes: Annotated[float, Field(ge=0, le=1440)] = Field(
+        5, description="how long a store that does not answer is waited for (HDFS, S3), before the job ends"
+    )
+
+
 class OutputConfig(Section):
     """Where results go: most of these copy or show what the run folder holds."""
 
@@ -384,6 +392,7 @@ class Config(Section):
     metrics: MetricsConfig = MetricsConfig()
     generation: GenerationConfig = GenerationConfig()
     output: OutputConfig = OutputConfig()
+    storage: StorageConfig = StorageConfig()
 
     @model_validator(mode="after")
     def _check_context(self) -> Self:

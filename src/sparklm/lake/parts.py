@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sparklm.models.local_copy import open_local
 from sparklm.models.model_zip import TrainedModel
-from sparklm.storage import Folder, open_filesystem
+from sparklm.storage import Folder, open_remote
 from sparklm.text.formats import read_chunks
 from sparklm.text.readers import Piece, make_chunk
 from sparklm.training.device import use_threads
@@ -127,9 +127,8 @@ def make_part(order: Order, columns: Mapping[str, Any], make_rows: MakeRows) -> 
 
 def open_file(folder: Folder, name: str) -> BinaryIO:
     """A file of a folder, to be read in places."""
-    filesystem, path = open_filesystem(folder.absolute().address(name))
-    file: BinaryIO = filesystem.open(path, "rb")
-    return file
+    local = folder.local_path(name)
+    return open_remote(folder.address(name)) if local is None else open(local, "rb")
 
 
 def _find_part(order: Order) -> Tally | None:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from sparklm.storage import Folder, LiveFile, read_live
+from sparklm.storage import Folder, LiveFile, not_waiting, read_live
 from sparklm.training.run import CONFIG
 
 STATUS = "status.json"
@@ -111,10 +111,10 @@ class StatusFile(View):
 
     def close(self) -> None:
         """Write how it ended; of a run that never began, leave nothing."""
-        with contextlib.suppress(Exception):  # no progress is worth a run
+        with contextlib.suppress(Exception), not_waiting():  # no progress is worth a run
             if self._run.exists(CONFIG):
                 if self._status is not None:
-                    self._file.write(self._status, now=True)
+                    self._file.write(self._status, is_last=True)
                 return
             self._run.remove(STATUS)
             for folder in self._missing:

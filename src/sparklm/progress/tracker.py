@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from sparklm.progress.status import Kind, Message, Outcome, Status, Training, View
 from sparklm.progress.watcher import Watcher
+from sparklm.redaction import hide_secrets
 from sparklm.text.windows import WindowPlan
 from sparklm.training.metrics import EpochRecord
 from sparklm.training.phases import StepProgress, working_seconds
@@ -57,7 +58,7 @@ class Tracker(Watcher):
 
     def stage(self, text: str) -> None:
         """Show it until the next one begins."""
-        self._update(stage=text, tasks=None, is_training=False)
+        self._update(stage=hide_secrets(text), tasks=None, is_training=False)
         self._report("stage", text)
 
     def note(self, text: str) -> None:
@@ -198,7 +199,7 @@ class Tracker(Watcher):
             view.show(self.status)
 
     def _report(self, kind: Kind, text: str, figures: Mapping[str, float] = {}) -> None:
-        message = Message(kind=kind, text=text, time=time.time(), figures=figures)
+        message = Message(kind=kind, text=hide_secrets(text), time=time.time(), figures=figures)
         for view in self._views:
             view.show_message(message)
         messages = [*self.status.messages, message][-_MOST_MESSAGES:]

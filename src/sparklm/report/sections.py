@@ -6,11 +6,12 @@ import json
 from collections.abc import Mapping
 
 from sparklm.config import describe_setting
+from sparklm.redaction import hide_secrets
 from sparklm.report import curves, vocabulary
 from sparklm.report.charts import evenly
 from sparklm.report.facts import WRITTEN_LAST, Missing, RunFacts
 from sparklm.report.parts import SampleCard, Samples, Section, Settings, Table
-from sparklm.report.redaction import hide_credentials, shown_settings
+from sparklm.report.redaction import shown_settings
 from sparklm.report.statistics import BASELINE
 from sparklm.report.timeline import MOST_BARS, timeline
 from sparklm.text.validation import describe_validation
@@ -39,7 +40,7 @@ def head_facts(facts: RunFacts) -> list[tuple[str, str]]:
     replicas, network, begun_from = config.distributed.replicas, config.model, facts.record.begun_from
     return [
         ("run id", facts.record.run_id),
-        *([] if begun_from is None else [("begun from", hide_credentials(begun_from.describe()))]),
+        *([] if begun_from is None else [("begun from", hide_secrets(begun_from.describe()))]),
         ("folder", facts.run.url),
         ("trained", facts.when),
         ("where", facts.place),

@@ -15,7 +15,7 @@ from typing import Any
 from sparklm import __version__
 from sparklm.baseline import NO_BASELINE, Baseline
 from sparklm.placement.protocol import Placement
-from sparklm.report.redaction import hide_credentials
+from sparklm.redaction import hide_secrets
 from sparklm.text.shards import Manifest
 from sparklm.text.validation import describe_validation
 from sparklm.training.fit import FitResult
@@ -131,7 +131,7 @@ def summary_table(records: Sequence[EpochRecord]) -> list[str]:
 
 def _beginning(run: Run) -> str:
     """What the run was begun from, for people."""
-    return "weights drawn by the seed" if run.begun_from is None else hide_credentials(run.begun_from.describe())
+    return "weights drawn by the seed" if run.begun_from is None else hide_secrets(run.begun_from.describe())
 
 
 def _git_commit() -> str | None:

@@ -27,21 +27,23 @@ def rank_task(text: str) -> str:
 
     from sparklm.training.checkpoint.commit import latest_step
     from sparklm.training.heartbeat import Heartbeat
-    from sparklm.training.sync.collective import Endpoint, hold_port, process_group
+    from sparklm.training.sync.collective import Endpoint, process_group
     from sparklm.training.sync.in_memory import train_in_memory
+    from sparklm.training.sync.mesh import hold_port
 
     order, context = RankOrder.model_validate_json(text), BarrierTaskContext.get()
     run, config, rank = order.run, order.run.config, context.partitionId()
     heartbeat = Heartbeat(run.folder, rank, order.rounds[0].start)
     with log_context(replica=rank), heartbeat.reporting_failures():
         own_host = socket.gethostbyname(context.getTaskInfos()[rank].address.partition(":")[0])
-        listener = hold_port(own_host) if rank == 0 else None
+        listener = hold_port(own_host)
         endpoint = Endpoint(
             step=latest_step(run.folder),
             host=own_host,
-            port=listener.getsockname()[1] if listener is not None else 0,
+            port=listener.getsockname()[1],
             gpus=torch.cuda.device_count() if config.training.device != "cpu" else 0,
         )
+        # By way of Spark's driver: the secret is as safe as Spark's own traffic (see spark.authenticate).
         endpoints = [Endpoint.model_validate_json(text) for text in context.allGather(endpoint.model_dump_json())]
         # Spark may have begun this stage anew by itself: all go on from the checkpoint that the first one sees.
         rounds = rounds_after(endpoints[0].step, order.rounds)

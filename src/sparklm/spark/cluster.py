@@ -12,6 +12,7 @@ from sparklm.training.sync.choose import SyncLimits
 EXECUTORS_SECONDS = 40.0
 _EXECUTOR_SIZE = tuple(f"spark.executor.{name}" for name in ("memory", "memoryOverhead", "cores"))
 _SETTLE_SECONDS = 2.0  # without a new executor, after which they count as all there
+_ENCRYPTION = ("spark.network.crypto.enabled", "spark.authenticate.enableSaslEncryption", "spark.ssl.rpc.enabled")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,8 @@ class ClusterFacts:
     @property
     def sync_limits(self) -> SyncLimits:
         """What it allows when replicas sync."""
-        return SyncLimits(slots=self.slots, is_dynamic=self.has_dynamic_allocation)
+        encryption = next((name for name in _ENCRYPTION if self.is_on(name)), None)
+        return SyncLimits(slots=self.slots, is_dynamic=self.has_dynamic_allocation, encryption=encryption)
 
     @property
     def has_dynamic_allocation(self) -> bool:

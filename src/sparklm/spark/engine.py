@@ -21,6 +21,7 @@ class Answer(NamedTuple):
     value: str = ""
     user_error: str | None = None
     diverged: str | None = None
+    store_away: str | None = None
 
 
 Work = Callable[[Iterator[int]], Iterable[Sequence[str | None]]]  # an answer for each number of an order

@@ -19,8 +19,10 @@ from typing import Any
 
 from sparklm.errors import JobError, UserError
 from sparklm.logs import foreign_line, is_json
+from sparklm.spark.secrets import shown_properties, split_java_options
 
-OLDEST_JAVA = 17
+_OLDEST_JAVA = {3: 8}  # of old versions of Spark; newer ones need 17
+_OLDEST_JAVA_NOW = 17
 _WITHOUT_JAVA = "Or run without Spark: --master none needs no Java"
 _HARMLESS = b"WARNING: Using incubator modules: jdk.incubator.vector"
 _LOGGING = """\
@@ -43,16 +45,16 @@ _JSON_PATTERN = (
 
 
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-_SECRET = re.compile(r"secret|password|token|credential|access\.?key", re.IGNORECASE)
 _LINES_KEPT = 20  # of what a JVM says at its start
 
 
 def check_java() -> str:
     """Make sure that there is a Java virtual machine that Spark can use, and give its version."""
+    oldest = oldest_java()
     java = os.path.join(os.environ["JAVA_HOME"], "bin", "java") if os.environ.get("JAVA_HOME") else "java"
     if shutil.which(java) is None:
         raise UserError(
-            f"Spark needs Java {OLDEST_JAVA} or newer, and there is none ({java} was not found). "
+            f"Spark needs Java {oldest} or newer, and there is none ({java} was not found). "
             f"Install it, for example 'apt-get install openjdk-17-jre-headless' or 'brew install openjdk', "
             f"or point JAVA_HOME at it. {_WITHOUT_JAVA}"
         )
@@ -61,12 +63,19 @@ def check_java() -> str:
     except (OSError, subprocess.SubprocessError) as error:
         raise UserError(f"Java does not start ({java} -version: {error}). {_WITHOUT_JAVA}") from error
     version = re.search(r'version "(?:1\.)?(\d+)', output)
-    if version is not None and int(version[1]) < OLDEST_JAVA:
+    if version is not None and int(version[1]) < oldest:
         raise UserError(
-            f"Spark needs Java {OLDEST_JAVA} or newer, but {java} is Java {version[1]}. Install a newer one, or point "
+            f"Spark needs Java {oldest} or newer, but {java} is Java {version[1]}. Install a newer one, or point "
             f"JAVA_HOME at it. {_WITHOUT_JAVA}"
         )
     return version[1] if version is not None else "of unknown version"
+
+
+def oldest_java() -> int:
+    """The oldest Java that the Spark of this PySpark runs on."""
+    from pyspark import __version__
+
+    return _OLDEST_JAVA.get(int(__version__.partition(".")[0]), _OLDEST_JAVA_NOW)
 
 
 def start_jvm(properties: Mapping[str, str], java_options: str, log_level: str) -> None:
@@ -82,12 +91,15 @@ def start_jvm(properties: Mapping[str, str], java_options: str, log_level: str) 
     said: deque[bytes] = deque(maxlen=_LINES_KEPT)
     with _logging_settings(log_level) as logging_file, _without_harmless_warnings(said):
         conf = SparkConf(loadDefaults=False)
-        for key, value in properties.items():
-            if not _SECRET.search(key):
-                conf.set(key, value)
-        conf.set(JAVA_OPTIONS, f"-Dlog4j2.configurationFile={logging_file} {java_options}".strip())
+        for key, value in shown_properties(properties).items():
+            conf.set(key, value)
+        shown, secret = split_java_options(java_options)
+        conf.set(JAVA_OPTIONS, f"-Dlog4j2.configurationFile={logging_file} {shown}".strip())
         try:
             SparkContext._ensure_initialized(conf=conf)
+            jvm: Any = SparkContext._jvm
+            for name, value in secret.items():
+                jvm.java.lang.System.setProperty(name, value)
         except PySparkException as error:
             lines = [line.decode(errors="replace").strip() for line in said]
             reason = next((line for line in lines if re.match(r"Error|Exception|Caused by", line)), None)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from sparklm.config import CleaningConfig, DataConfig, SparkConfig
-from sparklm.errors import JobError, TrainingDivergedError, UserError
+from sparklm.errors import JobError, StoreAwayError, TrainingDivergedError, UserError
 from sparklm.models.build import count_parameters
 from sparklm.placement.protocol import EpochWork, RunTasks, SessionFacts, TableRows
 from sparklm.progress.watcher import Watcher
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 _CATALOG = "spark.sql.catalogImplementation"
+_SLOTS_SECONDS = 20.0  # in which an executor that was lost may be replaced
+_LOOK_SECONDS = 1.0
 _TASKS_PER_SLOT = 4  # enough for the slots to end at about the same time
 
 
@@ -64,6 +67,7 @@ class OnSpark:
             self.watcher.note(f"Spark is running here already ({self.engine.master}): it is used, and not stopped")
         self._exchange = Exchange(kind="storage", reason="nothing was chosen yet")
         self._facts: ClusterFacts | None = None
+        self._is_short_of_slots = False
         self._process_bytes: int | None = None  # of a worker before any model
 
     @property
@@ -151,7 +155,7 @@ class OnSpark:
             left = rounds_after(latest_step(run.folder), rounds)
             if not left or stop.is_asked:
                 return EpochWork()
-            if self._exchange.kind == "collective":
+            if self._can_sync_collectively(run.config.distributed.replicas):
                 self._train_collectively(run, left, protect, watch)
                 return EpochWork()
             tasks = self._run_watched(watch)
@@ -159,6 +163,21 @@ class OnSpark:
 
         work, retries = self._with_retries(run, attempt, Follower(self.watcher, stop, listener))
         return replace(work, retries=retries)
+
+    def _can_sync_collectively(self, replicas: int) -> bool:
+        """Whether that was chosen and there are slots for all replicas, or will be again in a while.
+
+        By storage they take turns, with the same result, until the end of the epoch.
+        """
+        if self._exchange.kind != "collective":
+            return False
+        deadline = time.monotonic() + (0.0 if self._is_short_of_slots else _SLOTS_SECONDS)
+        while (obstacle := self._cluster().sync_limits.why_not_collective(replicas)) and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+        if obstacle and not self._is_short_of_slots:
+            self.watcher.note(f"replicas sync by storage from here on: {obstacle}; the result is the same")
+        self._is_short_of_slots = obstacle is not None
+        return obstacle is None
 
     def _train_collectively(self, run: Run, rounds: Sequence[Round], protect: Collection[int], watch: Watch) -> None:
         order = RankOrder(run=run, rounds=rounds, protect=list(protect)).model_dump_json()
@@ -203,7 +222,7 @@ class OnSpark:
             supervisor = Supervisor(run.folder, distributed.replicas, distributed.timeout_seconds, follower)
             try:
                 return attempt(supervisor), retries
-            except TrainingDivergedError:
+            except (TrainingDivergedError, StoreAwayError):
                 raise
             except JobError as error:
                 if follower is not None and follower.stop.is_asked:  # what is saved is the newest checkpoint

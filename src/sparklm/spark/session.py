@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from sparklm.config import SparkConfig
 from sparklm.errors import JobError, UserError
+from sparklm.redaction import SECRET_IN_ADDRESS, SECRET_WORDS
 from sparklm.spark.connect import check_packages, open_session
 from sparklm.spark.jvm import JAVA_OPTIONS, QUIET_LEVEL, check_java, innermost_cause, set_log_level, start_jvm
 from sparklm.spark.reach import interruptibly
@@ -56,7 +57,7 @@ def start_session(spark: SparkConfig, on_news: Callable[[str], None] = lambda ne
     check_start(spark)
     if spark.is_connect:
         return open_session(spark)
-    from py4j.protocol import Py4JError
+    from py4j.protocol import Py4JError, Py4JNetworkError
     from pyspark.errors import PySparkException
 
     told = {**spark_settings().properties, **spark.properties}
@@ -77,8 +78,10 @@ def start_session(spark: SparkConfig, on_news: Callable[[str], None] = lambda ne
     try:
         with following:
             session = interruptibly(lambda: _open(spark, properties))
-    except (PySparkException, Py4JError) as error:
-        raise JobError(f"Spark does not start with master {spark.master!r}: {innermost_cause(error)}") from error
+    except (PySparkException, Py4JError, ConnectionError) as error:
+        is_gone = isinstance(error, Py4JNetworkError | ConnectionError)
+        reason = "its Java has ended, and its own words are above" if is_gone else innermost_cause(error)
+        raise JobError(f"Spark does not start with master {spark.master!r}: {reason}") from error
     if spark.log_level != QUIET_LEVEL:  # a session that was there before keeps its own, unless told otherwise
         session.sparkContext.setLogLevel(spark.log_level)
     # PySpark's own handler talks to the JVM in the middle of another conversation with it; tasks.py does better.
@@ -133,6 +136,10 @@ def _default_properties(master: str) -> dict[str, str]:
         # limits are ten minutes and a year.
         "spark.barrier.sync.timeout": "600s",
         "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "2s",
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "10",
+        # In the event log and the user interface: Spark's own default, and what hide_secrets knows beyond it.
+        "spark.redaction.regex": f"(?i){SECRET_WORDS}|{SECRET_IN_ADDRESS}",
+        "spark.redaction.string.regex": SECRET_IN_ADDRESS,
     }
     if master.startswith("local"):
         # One machine: listen on loopback alone, the user interface included.

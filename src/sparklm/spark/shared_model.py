@@ -72,7 +72,10 @@ def _hand_out(session: SparkSession, path: Path, name: str) -> None:
                 os.link(path, named)
             except OSError:  # another disk, or one without links
                 shutil.copyfile(path, named)
-        session.addArtifacts(str(named), file=True)
+        if hasattr(session, "addArtifacts"):
+            session.addArtifacts(str(named), file=True)
+        else:  # Spark 3.5
+            session.sparkContext.addFile(str(named))
 
 
 def _kept_folder() -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sparklm.errors import JobError, TrainingDivergedError, UserError
 from sparklm.progress.watcher import Watcher
 from sparklm.spark.engine import CountTasks
-from sparklm.storage import Folder
+from sparklm.storage import Folder, is_away
 from sparklm.training.evaluations import EvaluationListener
 from sparklm.training.heartbeat import Beat, ask_to_stop, clear_beats, read_beat
 from sparklm.training.stopping import StopRequest
@@ -55,7 +55,7 @@ class Supervisor:
         if now >= self._next_count:
             self._next_count = now + self._timeout / _LOOKS_IN_TIMEOUT
             beats = [read_beat(self._run, replica) for replica in range(self._replicas)]
-            if beats != self._seen:
+            if beats != self._seen or is_away(self._run.url):  # replicas wait for the store, too
                 self._seen, self._changed_at = beats, now
         if now - self._changed_at > self._timeout:
             raise JobError(self._silence())
@@ -63,7 +63,7 @@ class Supervisor:
     def _follow(self, follower: Follower) -> None:
         """Pass on what the first replica has done, and a wish to stop to all of them."""
         if follower.stop.is_asked and not self._was_asked:
-            with contextlib.suppress(OSError):  # the next look tries again
+            with contextlib.suppress(OSError, UserError, JobError):  # the next look tries again
                 ask_to_stop(self._run)
                 self._was_asked = True
         follower.stop.check()

@@ -1,6 +1,7 @@
 """The log on Spark: what is logged in a task carries the ids of the run and of the task.
 
-The run, the level and the form travel with the work, so they count in a session that was there before as well.
+The run, the level and the form travel with the work, so they count in a session that was there before as well; so does
+how long a store that is away is waited for.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import psutil
 
 from sparklm.logs import current_ids, current_settings, log_context, set_up
+from sparklm.storage import be_patient, current_patience
 
 if TYPE_CHECKING:
     from pyspark import TaskContext
@@ -22,16 +24,17 @@ _EXECUTOR_FLAG = "--executor-id"
 
 
 class TaskLog(NamedTuple):
-    """How tasks are to log: as this process does, with the id of its run."""
+    """How tasks are to log and to wait: as this process does, with the id of its run."""
 
     level: str
     form: str
     run: object
+    patience_seconds: float
 
 
 def task_log() -> TaskLog:
     """What to send along with work."""
-    return TaskLog(*current_settings(), current_ids().get("run"))
+    return TaskLog(*current_settings(), current_ids().get("run"), current_patience())
 
 
 def this_task() -> TaskContext:
@@ -48,6 +51,7 @@ def in_task(log: TaskLog) -> Iterator[None]:
     """Log as the driver said, with the ids of this task."""
     task = this_task()
     set_up(log.level, log.form)
+    be_patient(log.patience_seconds)
     with log_context(
         run=log.run,
         stage=task.stageId(),

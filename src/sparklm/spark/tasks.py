@@ -1,15 +1,14 @@
 """Orders as ordinary Spark tasks: retryable, with no barrier, under any master.
 
 A task gets a JSON text and returns a JSON text; tensors and tokens go through storage, never through the driver. What
-the user did wrong, and a training that diverged, come back as answers rather than as task failures: trying them again
-would change nothing.
+the user did wrong, a training that diverged, and a store that was waited for in vain come back as answers rather than
+as task failures: trying them again would change nothing.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
-import re
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +17,9 @@ from contextvars import copy_context
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sparklm.errors import JobError, TrainingDivergedError, UserError
+from sparklm.errors import JobError, StoreAwayError, TrainingDivergedError, UserError
 from sparklm.spark.engine import Answer, Engine, engine_of
+from sparklm.spark.reasons import innermost_reason
 from sparklm.spark.task_logs import TaskLog, in_task, task_log
 
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ def _answer(work: Callable[[str], str], order: str, log: TaskLog) -> Answer:
         return Answer(user_error=str(error))
     except TrainingDivergedError as error:
         return Answer(diverged=str(error))
+    except StoreAwayError as error:
+        return Answer(store_away=str(error))
 
 
 def map_arrow(rows: DataFrame, work: Callable[[Iterator[Any]], Iterator[Any]], schema: str) -> DataFrame:
@@ -139,24 +141,15 @@ def run_job(
     try:
         rows = _interruptibly(engine, job, watch)
     except (PySparkException, Py4JError) as error:
-        raise JobError(f"Spark gave up: {_reason(error)}") from error
+        raise JobError(f"Spark gave up: {innermost_reason(str(error) or type(error).__name__)}") from error
     for row in rows:
         if (user_error := getattr(row, "user_error", None)) is not None:
             raise UserError(user_error)
         if (diverged := getattr(row, "diverged", None)) is not None:
             raise TrainingDivergedError(diverged)
+        if (store_away := getattr(row, "store_away", None)) is not None:
+            raise StoreAwayError(store_away)
     return rows
-
-
-def _reason(error: Exception) -> str:
-    """Find the lines that say what went wrong, and to which task, among the many that Spark writes."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    lost = re.search(r"Lost task (\d+)\.\d+ in stage \S+ \(TID \d+\) \((\S+) executor (\S+)\)", str(error))
-    task = f"task {lost[1]} on {lost[2]}, executor {lost[3]}: " if lost is not None else ""
-    errors = [line for line in lines if "Error" in line or "Exception" in line]
-    # The end of a Python traceback, rather than a line of source that it shows.
-    ends = [line for line in errors if re.match(r"[:\s]*[\w.]+(Error|Exception): (?!Traceback)", line)]
-    return task + (ends or errors or lines or [type(error).__name__])[0].lstrip(": ")
 
 
 def _interruptibly(engine: Engine, job: Callable[[], list[Item]], watch: Watch | None) -> list[Item]:

@@ -155,10 +155,10 @@ def _request(data: DataConfig, cleaning: CleaningConfig, texts: _Texts) -> Reque
 
 
 def corpus_addresses(data: DataConfig) -> str | list[str]:
-    """Where the corpus is, the same from every working directory."""
+    """Where the corpus is, the same from every working directory, without passwords: it is written down."""
     if data.table is not None:
         return data.table
-    places = [place if place == SAMPLE else Folder(place).absolute().url for place in corpus_places(data)]
+    places = [place if place == SAMPLE else str(Folder(place).absolute()) for place in corpus_places(data)]
     return places[0] if len(places) == 1 else places
 
 

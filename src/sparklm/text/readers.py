@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 from sparklm.errors import UserError
-from sparklm.storage import open_filesystem, split_url
+from sparklm.storage import open_remote, split_url
 
 CHUNK_BYTES = 4 * 1024 * 1024
 UNCOMPRESSED = "none"
@@ -84,9 +84,8 @@ def open_piece(piece: Piece) -> BinaryIO:
         file: BinaryIO = open(piece.address, "rb")  # noqa: SIM115 (the caller closes it)
         size = os.fstat(file.fileno()).st_size
     else:
-        filesystem, path = open_filesystem(piece.address)
-        remote = filesystem.open(path, "rb")
-        size = getattr(remote, "size", piece.file_bytes)
+        remote = open_remote(piece.address)
+        size = remote.size  # type: ignore[attr-defined]
         file = buffered(remote)
     if size != piece.file_bytes:
         file.close()

@@ -12,10 +12,10 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from sparklm.errors import UserError
-from sparklm.storage import open_filesystem, split_url
+from sparklm.storage import keep_trying, open_filesystem, split_url
 from sparklm.text.formats import AUTO, FORMATS, PLAIN_TEXT, SAMPLE, sample_topics
 from sparklm.text.readers import COMPRESSIONS, UNCOMPRESSED, Piece
 from sparklm.wording import listed
@@ -239,8 +239,23 @@ def _source(file_format: str, *, name: str, address: str, num_bytes: int, modifi
 
 def _list_remote(url: str, file_format: str) -> Iterator[Source]:
     url = url.rstrip("/")
-    filesystem, path = open_filesystem(url)
+    path, matches = keep_trying(url, lambda: _find_remote(url, file_format))
     base = "://".join(split_url(url)).removesuffix(path.lstrip("/"))  # protocol, and host if it has one
+    for name, info in sorted(matches.items()):
+        if info["type"] == "file":
+            modified = info.get("LastModified") or info.get("mtime") or info.get("created") or ""
+            yield _source(
+                file_format,
+                name=name.rpartition("/")[2] if name == path else os.path.relpath(name, path.split("*")[0]),
+                address=base + name.lstrip("/"),
+                num_bytes=int(info["size"]),
+                modified=str(modified),
+            )
+
+
+def _find_remote(url: str, file_format: str) -> tuple[str, dict[str, Any]]:
+    """The path of an address in its file system, and what is there of the wanted kind."""
+    filesystem, path = open_filesystem(url)
     if glob.has_magic(path):
         matches = filesystem.glob(path, detail=True)
     elif filesystem.isdir(path):
@@ -254,13 +269,4 @@ def _list_remote(url: str, file_format: str) -> Iterator[Source]:
         matches = {path: filesystem.info(path)}
     else:
         raise UserError(f"{url}: no such file or folder")
-    for name, info in sorted(matches.items()):
-        if info["type"] == "file":
-            modified = info.get("LastModified") or info.get("mtime") or info.get("created") or ""
-            yield _source(
-                file_format,
-                name=name.rpartition("/")[2] if name == path else os.path.relpath(name, path.split("*")[0]),
-                address=base + name.lstrip("/"),
-                num_bytes=int(info["size"]),
-                modified=str(modified),
-            )
+    return path, matches

@@ -16,8 +16,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from sparklm.errors import TrainingDivergedError, UserError
-from sparklm.storage import Folder, LiveFile, read_live
+from sparklm.errors import JobError, TrainingDivergedError, UserError
+from sparklm.redaction import hide_secrets
+from sparklm.storage import Aside, Folder, LiveFile, not_waiting, read_live
 from sparklm.training.phases import StepProgress
 
 PROGRESS = "progress"
@@ -50,6 +51,7 @@ class Heartbeat:
 
     def __init__(self, run: Folder, replica: int, step: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._run, self._clock, self._next_look, self._stops = run, clock, clock() + _EVERY_SECONDS, False
+        self._looks = Aside(run)
         self._file = LiveFile(run / PROGRESS, _file_name(replica), _EVERY_SECONDS, clock)
         self._beat = Beat(replica=replica, host=socket.gethostname(), process_id=os.getpid(), step=step)
         self.beat()
@@ -69,9 +71,11 @@ class Heartbeat:
         """Whether the driver has asked for it; looked up as seldom as the file is written."""
         if self._clock() >= self._next_look:
             self._next_look = self._clock() + _EVERY_SECONDS
-            with contextlib.suppress(Exception):  # the next look may succeed
-                self._stops = self._run.exists(f"{PROGRESS}/{_STOP}")
+            self._looks.do(self._look)
         return self._stops
+
+    def _look(self) -> None:
+        self._stops = self._run.exists(f"{PROGRESS}/{_STOP}")
 
     @contextlib.contextmanager
     def reporting_failures(self) -> Iterator[None]:
@@ -84,19 +88,20 @@ class Heartbeat:
             lines = [line for line in traceback.format_exc().splitlines() if line.strip(" ^~")]
             text = "\n".join(lines[-_LINES_OF_LOG:]) if kind == "other" else str(error)
             # Without the rest, as a disk that is nearly full may have room for the reason.
-            failed = self._beat.model_copy(update={"failure": text, "kind": kind, "progress": None})
-            self._file.write(failed, now=True)
+            failed = self._beat.model_copy(update={"failure": hide_secrets(text), "kind": kind, "progress": None})
+            self._file.write(failed, is_last=True)
             raise
 
 
 def ask_to_stop(run: Folder) -> None:
     """Ask the replicas of a run, wherever they are, to save and stop."""
-    (run / PROGRESS).write_text(_STOP, "")
+    with not_waiting():
+        (run / PROGRESS).write_text(_STOP, "")
 
 
 def clear_beats(run: Folder) -> None:
     """Remove the files; a replica that was given up may still be writing its own, which does no harm."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, UserError, JobError), not_waiting():
         (run / PROGRESS).remove()
 
 

@@ -10,9 +10,11 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from sparklm.config import Config, flat_settings
+from sparklm.config.secrets import without_hidden, without_secrets
 from sparklm.config.tree import MOST_REPLICAS
 from sparklm.embeddings.files import EMBEDDINGS
 from sparklm.errors import UserError
+from sparklm.redaction import hide_secrets
 from sparklm.storage import Folder, read_record
 from sparklm.text.shards import Dataset, Manifest, open_dataset
 from sparklm.text.windows import WindowPlan
@@ -27,7 +29,7 @@ INIT = "init.safetensors"  # what the run begins with, where that is not drawn b
 MODEL_STATE, OPTIMIZER_STATE = "model/", "optimizer/"  # what the names of its tensors begin with
 LEAST_SYNCS = 4  # in an epoch, where the number of replicas comes from slots: with fewer they hardly learn together
 # Where work is placed and where copies go may change from one session of a run to the next; nothing else may.
-_FREE_SECTIONS = ("spark", "output", "generation")
+_FREE_SECTIONS = ("spark", "output", "generation", "storage")
 _FREE_KEYS = {
     *(f"distributed.{name}" for name in ("exchange", "timeout_seconds", "max_retries")),
     *(f"training.{name}" for name in ("checkpoint_every_steps", "checkpoint_every_minutes", "keep_checkpoints")),
@@ -128,15 +130,19 @@ def new_run(
 
 
 def write_run(run: Run) -> None:
-    """Write a run's config.json."""
-    run.folder.write_json(CONFIG, run.model_dump(exclude={"url"}))
+    """Write a run's config.json, without passwords: a session that needs them is given them again."""
+    origin = run.begun_from
+    if origin is not None:
+        origin = origin.model_copy(update={"address": hide_secrets(origin.address)})
+    shown = {"config": without_secrets(run.config), "dataset": hide_secrets(run.dataset), "begun_from": origin}
+    run.folder.write_json(CONFIG, run.model_copy(update=shown).model_dump(exclude={"url"}))
 
 
 def changed_settings(run: Run, config: Config) -> dict[str, tuple[object, object]]:
     """The settings that would compute something else than the run that is there: their values there, and here."""
 
     def computed(config: Config) -> dict[str, object]:
-        settings = flat_settings(config).items()
+        settings = flat_settings(without_secrets(config)).items()
         return {k: v for k, v in settings if k.partition(".")[0] not in _FREE_SECTIONS and k not in _FREE_KEYS}
 
     there, here = computed(run.config), computed(run.decided(config))
@@ -146,7 +152,8 @@ def changed_settings(run: Run, config: Config) -> dict[str, tuple[object, object
 def read_run(folder: Folder) -> Run:
     """Read a run's config.json."""
     try:
-        return _placed(read_record(folder, CONFIG, RunRecord, RUN_FORMAT), folder)
+        record = read_record(folder, CONFIG, RunRecord, RUN_FORMAT)
+        return _placed(record.model_copy(update={"config": without_hidden(record.config)}), folder)
     except FileNotFoundError as error:
         if not folder.exists():
             raise UserError(f"{folder}: no such run") from error

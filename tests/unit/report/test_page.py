@@ -14,11 +14,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from sparklm.config import Config, DataConfig
 from sparklm.errors import UserError
+from sparklm.redaction import HIDDEN
 from sparklm.report.charts import MOST_POINTS, line_style, smoothed, thinned
 from sparklm.report.comparison import comparison_text, comparison_warnings, run_names
 from sparklm.report.facts import Missing, gather_facts
 from sparklm.report.page import inert_json, page_of, report_page, write_report
-from sparklm.report.redaction import HIDDEN, shown_settings
+from sparklm.report.redaction import shown_settings
 from sparklm.report.sections import head_facts, run_sections
 from sparklm.report.text import report_text
 from sparklm.report.timeline import MOST_BARS, kind_of, place_in_rows, timeline, worth_showing

@@ -25,8 +25,11 @@ from sparklm.spark.doctor.findings import (
     judge_interpreters,
     judge_memory,
     judge_packages,
+    judge_scratch,
     judge_threads,
 )
+from sparklm.spark.doctor.probe import machine_name, scratch_problem
+from sparklm.spark.doctor.versions import judge_probe, judge_spark_home, judge_start, judge_versions
 from sparklm.storage import Folder
 from tests.conftest import tiny_config
 
@@ -147,8 +150,8 @@ def test_threads_should_fit_the_cores(threads: int, replicas: int, cores: int, r
         ("auto", 4, "true", "ok", "no collective: spark.dynamicAllocation.enabled is true"),
         ("storage", 1, "true", "ok", "storage: set by distributed.exchange"),
         ("collective", 4, "false", "ok", "both exchanges are possible"),
-        ("collective", 1, "false", "problem", "there are 2 slots for 4 replicas"),
-        ("collective", 4, "true", "problem", "spark.dynamicAllocation.enabled is true"),
+        ("collective", 1, "false", "warning", "storage: not collectively, as there are 2 slots for 4 replicas"),
+        ("collective", 4, "true", "warning", "storage: not collectively, as spark.dynamicAllocation.enabled is true"),
     ],
 )
 def test_how_replicas_can_sync(exchange: str, slots: int, dynamic: str, status: str, words: str) -> None:
@@ -157,8 +160,7 @@ def test_how_replicas_can_sync(exchange: str, slots: int, dynamic: str, status: 
     found = judge_exchange(config, facts, num_parameters=800_000, threads=1)[-1]
     assert (found.name, found.status) == ("exchange", status)
     assert words in found.seen
-    if status == "problem":
-        assert "distributed.exchange=storage" in found.remedy
+    assert ("distributed.exchange=auto" in found.remedy) == (status == "warning")
 
 
 def test_settings_of_spark_that_matter_are_told() -> None:
@@ -271,7 +273,13 @@ def test_a_visit_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
 def test_a_worker_in_another_folder_of_that_name_leaves_nothing_there(tmp_path: Path) -> None:
     from sparklm.spark.doctor.probe import visit_folder_task
 
-    order = {"folder": str(tmp_path / "else"), "read": "driver", "write": "task-0", "text": "x"}
+    order = {
+        "folder": str(tmp_path / "else"),
+        "read": "driver",
+        "write": "task-0",
+        "text": "x",
+        "driver_host": "127.0.0.1",
+    }
     answer = visit_folder_task(json.dumps(order))
     assert "the file of the driver is not there" in answer
     assert not (tmp_path / "else").exists()
@@ -289,7 +297,7 @@ def test_without_spark_this_process_is_examined(tmp_path: Path) -> None:
     names = [finding.name for finding in findings]
     assert names == [
         *("Python", "sparklm", "torch", "pyarrow", "pandas", "numpy"),
-        *("hosts", "memory", "threads", "run folder", "GPUs"),
+        *("hosts", "memory", "threads", "run folder", "scratch", "GPUs"),
     ]
     assert not [finding for finding in findings if finding.status == "problem"]
     assert list(tmp_path.iterdir()) == []
@@ -301,3 +309,46 @@ def test_without_java_the_examination_ends_there(monkeypatch: pytest.MonkeyPatch
     (found,) = examine(tiny_config(None, "spark.master=local[1]"), Folder(str(tmp_path)))
     assert (found.name, found.status) == ("Java", "problem")
     assert "Spark needs Java 17 or newer" in found.seen
+
+
+def test_machines_named_alike_are_told_apart_by_their_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "node")
+    assert machine_name("127.0.0.1") == "node"
+    assert machine_name("no such host.") == "node"
+    alike = [process("node (10.0.0.1)"), process("node (10.0.0.2)")]
+    assert judge_hosts(alike).seen == "node (10.0.0.1): 4 cores, 16 GiB, node (10.0.0.2): 4 cores, 16 GiB"
+
+
+def test_a_disk_that_cannot_be_written_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert judge_scratch([process("a")]).status == "ok"
+    found = judge_scratch([process("a"), process("b", scratch_problem="/data cannot be written (no space)")])
+    assert (found.status, found.seen) == ("problem", "b: /data cannot be written (no space)")
+    assert scratch_problem() == ""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", "/proc/self")
+    assert scratch_problem().startswith("/proc/self cannot be written (")
+
+
+@pytest.mark.parametrize(
+    ("spark", "status", "remedy"),
+    [
+        ("4.3.0", "ok", ""),
+        ("4.3.7", "ok", ""),
+        ("3.5.9", "problem", "use pip install 'pyspark==3.5.*', or a Spark 4.3"),
+    ],
+)
+def test_pyspark_and_spark_must_be_of_one_version(spark: str, status: str, remedy: str) -> None:
+    found = judge_versions("4.3.0", spark)
+    assert (found.name, found.status, found.remedy) == ("Spark", status, remedy)
+
+
+def test_a_spark_home_must_hold_a_spark(tmp_path: Path) -> None:
+    assert judge_spark_home(None, "4.3.0").status == "ok"
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "spark-submit").touch()
+    assert judge_spark_home(str(tmp_path), "4.3.0").seen.endswith("of unknown version")
+
+
+def test_what_is_not_known_of_a_failed_start_is_told_as_it_is() -> None:
+    found = judge_start("Spark does not start:\nfor a reason")
+    assert (found.seen, found.remedy) == ("Spark does not start: for a reason", "see what Spark said above")
+    assert "spark.local.dir" in judge_probe("Spark gave up: OSError: No space left on device").remedy

@@ -17,9 +17,9 @@ from typing import Any, Protocol, TypeAlias
 from sparklm.config import OutputConfig
 from sparklm.errors import UserError
 from sparklm.progress.status import Outcome
+from sparklm.redaction import first_line, hide_secrets
 from sparklm.report.exporters.recorded import Recorded, RecordedEpoch, RecordedEvaluation, recorded
-from sparklm.report.redaction import first_line, hide_credentials
-from sparklm.storage import Folder
+from sparklm.storage import Folder, not_waiting
 from sparklm.training.metrics import EpochRecord
 from sparklm.training.records import EvaluationRecord, Sample, StepRecord
 from sparklm.training.run import Run, RunRecord
@@ -79,10 +79,11 @@ class SafeExporter:
     """An exporter that has each record of the run folder once, and whose failures are noted and do no harm."""
 
     def __init__(self, title: str, open_exporter: Callable[[], Exporter], run: Folder, note: Note) -> None:
-        self._title, self._open, self._run, self._note = hide_credentials(title), open_exporter, run, note
+        self._title, self._open, self._run, self._note = hide_secrets(title), open_exporter, run, note
         self._sent: set[tuple[str, int]] = set()
         try:
-            self._exporter: Exporter | None = self._opened()
+            with not_waiting():
+                self._exporter: Exporter | None = self._opened()
         except Exception as error:  # noqa: BLE001 (no view of a run is worth the run)
             self._give_up(error)
 
@@ -97,9 +98,10 @@ class SafeExporter:
     def close(self, outcome: Outcome) -> None:
         """Send what the run folder has beyond that, and how the run ended; where it failed before, try once more."""
         try:
-            exporter = self._exporter or self._opened()
-            self._send(exporter, recorded(self._run))
-            exporter.close(outcome)
+            with not_waiting():
+                exporter = self._exporter or self._opened()
+                self._send(exporter, recorded(self._run))
+                exporter.close(outcome)
         except Exception as error:  # noqa: BLE001 (see above)
             self._note(f"{self._title} is not complete: {first_line(error)}; --resume brings it up to date")
 
@@ -113,7 +115,8 @@ class SafeExporter:
         if self._exporter is None:
             return
         try:
-            self._send(self._exporter, [record])
+            with not_waiting():
+                self._send(self._exporter, [record])
         except Exception as error:  # noqa: BLE001 (see above)
             self._give_up(error)
 

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 from sparklm.errors import UserError
 from sparklm.progress.status import Outcome
+from sparklm.redaction import first_line, hide_secrets
 from sparklm.report.exporters.base import Note
 from sparklm.report.exporters.recorded import Recorded, settings_as_text
-from sparklm.report.redaction import first_line, hide_credentials
 from sparklm.report.statistics import STATS_TEXT
 from sparklm.storage import Folder, open_filesystem
 from sparklm.training.metrics import METRICS
@@ -51,7 +51,7 @@ def check(uri: str) -> None:
     except Exception as error:
         reason = first_line(error)
         raise UserError(
-            f"--mlflow {hide_credentials(uri)}: no MLflow tracking server can be used there ({reason}). Start one with "
+            f"--mlflow {hide_secrets(uri)}: no MLflow tracking server can be used there ({reason}). Start one with "
             "'mlflow server', give another address, or go without: leave out --mlflow, or --set output.mlflow=null "
             "for a run that has it"
         ) from error

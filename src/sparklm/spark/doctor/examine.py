@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import cycle
 
 from sparklm.config import Config
@@ -34,14 +36,22 @@ from sparklm.spark.doctor.findings import (
     judge_interpreters,
     judge_memory,
     judge_packages,
+    judge_scratch,
     judge_threads,
+)
+from sparklm.spark.doctor.versions import (
+    judge_probe,
+    judge_spark_home,
+    judge_start,
+    judge_versions,
+    pyspark_version,
 )
 from sparklm.spark.engine import Engine
 from sparklm.spark.jvm import check_java
 from sparklm.spark.memory import has_own_limit
 from sparklm.spark.placement import OnSpark
 from sparklm.spark.reach import master_silence, within
-from sparklm.spark.session import check_master
+from sparklm.spark.session import check_master, check_start
 from sparklm.spark.tasks import Watch, run_job, run_tasks
 from sparklm.storage import Folder
 from sparklm.training.memory import estimate_replica_bytes, process_bytes
@@ -73,14 +83,21 @@ def examine(config: Config, run: Folder) -> list[Finding]:
         findings = [] if config.spark.is_connect else [Finding("Java", "ok", check_java())]
     except UserError as error:
         return [Finding("Java", "problem", str(error), "--master none needs no Java")]
+    home = judge_spark_home(os.environ.get("SPARK_HOME"), pyspark_version())
+    if home.status == "problem" and not config.spark.is_connect:
+        return [*findings, home]
+    try:
+        check_start(config.spark)
+    except (UserError, JobError) as error:
+        return [*findings, judge_start(str(error))]
     silence = master_silence(config.spark.master)
     if silence is not None:
         remedy = "see that it runs, and that its address and port are right"
         return [*findings, Finding("master", "problem", silence, remedy)]
     try:
         placement = within(_START_SECONDS, lambda: OnSpark(config.spark))
-    except JobError as error:
-        return [*findings, Finding("master", "problem", str(error), "see what Spark said above")]
+    except (JobError, UserError) as error:
+        return [*findings, judge_start(str(error))]
     except TimeoutError:
         seen = f"{config.spark.address}: Spark did not start within {_START_SECONDS:.0f} s"
         remedy = "see that the cluster manager runs and has room for one more job"
@@ -104,6 +121,7 @@ def examine_here(config: Config, run: Folder) -> list[Finding]:
         *_judge_memory(config, "none", {}, [driver], 1),
         judge_threads(replica_threads(config, InProcess()), 1, driver.cores),
         judge_folder(run.url, problem, visits),
+        judge_scratch([driver]),
         judge_gpus([driver], config.training.device),
     ]
 
@@ -114,17 +132,20 @@ def examine_cluster(config: Config, run: Folder, placement: OnSpark) -> list[Fin
 
     engine, is_connect = placement.engine, config.spark.is_connect
     cluster = engine.cluster(wait=True)
-    findings = [Finding("master", "ok", f"Spark {cluster.spark_version}, {engine.master}")]
+    findings = [
+        Finding("master", "ok", f"Spark {cluster.spark_version}, {engine.master}"),
+        judge_versions(pyspark_version(), cluster.spark_version),
+    ]
     if not is_connect:
         findings.append(judge_driver_address(cluster))
     if not cluster.executors and not cluster.has_dynamic_allocation:
         return [*findings, _no_executors(cluster)]
     driver = _look_around_here()
     try:
-        seen = look_around(engine, max(1, cluster.slots) if not cluster.master.startswith("local") else 1)
+        num_tasks = max(1, cluster.slots) if not cluster.master.startswith("local") else 1
+        seen = look_around(engine, num_tasks, cluster.driver_host)
     except JobError as error:
-        remedy = "see that executors start, and that PYSPARK_PYTHON names a Python that every host has"
-        return [*findings, Finding("probe", "problem", str(error), remedy)]
+        return [*findings, judge_probe(str(error))]
     cluster = engine.cluster(wait=False)  # by now, dynamic allocation has given some
     if is_connect:
         cluster = _placed(cluster, sorted({worker.host for worker in seen.workers}))
@@ -149,6 +170,7 @@ def examine_cluster(config: Config, run: Folder, placement: OnSpark) -> list[Fin
         *_judge_memory(config, cluster.master, cluster.properties, workers, at_once),
         judge_threads(threads, min(distributed.replicas, largest.slots), largest.cores),
         *judge_exchange(config, cluster, count_parameters(config, expected_vocab_size(config)), threads),
+        judge_scratch(workers),
         judge_clocks(workers, seen.asked_at, seen.answered_at),
         judge_gpus(workers, config.training.device),
     ]
@@ -159,20 +181,20 @@ def examine_cluster(config: Config, run: Folder, placement: OnSpark) -> list[Fin
         return run_tasks(placement.session, orders, probe.visit_folder_task, watch=_time_limit(engine))
 
     try:
-        problem, visits = visit_folder(run, visit, len(workers))
+        problem, visits = visit_folder(run, visit, len(workers), cluster.driver_host)
         return [*findings, judge_folder(run.url, problem, visits)]
     except JobError as error:
         return [*findings, Finding("run folder", "problem", str(error), "look at the logs of the executors")]
 
 
-def look_around(engine: Engine, num_tasks: int) -> Probe:
+def look_around(engine: Engine, num_tasks: int, driver_host: str) -> Probe:
     """Ask a task in every slot what it sees, by code that needs nothing but Python on the worker."""
     from pyspark import cloudpickle
 
     def ask() -> list[Sequence[str]]:
         cloudpickle.register_pickle_by_value(probe)
         try:
-            return engine.run(probe.look_around_in_task, num_tasks, num_tasks)
+            return engine.run(partial(probe.look_around_in_task, driver_host), num_tasks, num_tasks)
         finally:
             cloudpickle.unregister_pickle_by_value(probe)
 
@@ -194,7 +216,7 @@ def _placed(cluster: ClusterFacts, hosts: Sequence[str]) -> ClusterFacts:
 
 
 def visit_folder(
-    run: Folder, visit: Callable[[list[str]], Sequence[str]], num_tasks: int
+    run: Folder, visit: Callable[[list[str]], Sequence[str]], num_tasks: int, driver_host: str = "127.0.0.1"
 ) -> tuple[str, list[VisitFacts]]:
     """Let the driver and tasks leave files for each other; returns the driver's own problem, and the tasks' visits."""
     name = f".doctor-{uuid.uuid4().hex}"
@@ -203,7 +225,7 @@ def visit_folder(
     try:
         is_new = not run.exists()
         folder.write_text("driver", name)
-        order = {"folder": folder.url, "read": "driver", "text": name}
+        order = {"folder": folder.url, "read": "driver", "text": name, "driver_host": driver_host}
         orders = [json.dumps(order | {"write": file}) for file in written]
         visits = [
             VisitFacts(**json.loads(answer), is_seen_by_driver=folder.exists(file))
@@ -232,7 +254,7 @@ def _time_limit(engine: Engine) -> Watch:
 
 
 def _look_around_here() -> ProcessFacts:
-    return ProcessFacts.model_validate_json(probe.look_around(""))
+    return ProcessFacts.model_validate_json(probe.look_around())
 
 
 def _judge_memory(

@@ -14,7 +14,6 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from sparklm.config import Config
-from sparklm.errors import UserError
 from sparklm.spark.cluster import ClusterFacts
 from sparklm.spark.memory import compare_with_room, room_for_python
 from sparklm.training.sync.choose import choose_exchange
@@ -47,6 +46,7 @@ class ProcessFacts(BaseModel):
     available_bytes: int | None
     clock: float
     gpus: list[str]
+    scratch_problem: str = ""
     process_bytes: int | None  # resident before any model; None where packages are missing
 
 
@@ -156,12 +156,11 @@ def judge_exchange(config: Config, cluster: ClusterFacts, num_parameters: int, t
     if cluster.is_on("spark.speculation"):
         seen = "on: Spark may train a slow replica twice, with the same result"
         findings.append(Finding("speculation", "ok", seen))
-    try:
-        exchange = choose_exchange(config, cluster.sync_limits, num_parameters, threads)
-    except UserError as error:
-        remedy = "use --set distributed.exchange=storage, which works everywhere"
-        return [*findings, Finding("exchange", "problem", str(error), remedy)]
-    obstacle = cluster.sync_limits.why_no_barrier(config.distributed.replicas)
+    exchange = choose_exchange(config, cluster.sync_limits, num_parameters, threads)
+    if config.distributed.exchange not in ("auto", exchange.kind):
+        remedy = "for a collective exchange see to that, or use --set distributed.exchange=auto"
+        return [*findings, Finding("exchange", "warning", f"{exchange.kind}: {exchange.reason}", remedy)]
+    obstacle = cluster.sync_limits.why_not_collective(config.distributed.replicas)
     others = "both exchanges are possible" if obstacle is None else f"no collective: {obstacle}"
     return [*findings, Finding("exchange", "ok", f"{exchange.kind}: {exchange.reason} ({others})")]
 
@@ -186,6 +185,15 @@ def judge_folder(address: str, driver_problem: str, visits: Sequence[VisitFacts]
     hosts = {visit.host for visit in visits}
     who = f"the driver and {count(len(hosts), 'host')} read what the other wrote" if hosts else "can be written"
     return Finding("run folder", "ok", f"{address}: {who}")
+
+
+def judge_scratch(processes: Sequence[ProcessFacts]) -> Finding:
+    """Every process must be able to write temporary files."""
+    failed = _by_host((process.host, process.scratch_problem) for process in processes if process.scratch_problem)
+    if failed:
+        remedy = "free some space there, or point spark.local.dir, TMPDIR and SPARKLM_CACHE at a disk that has some"
+        return Finding("scratch", "problem", failed, remedy)
+    return Finding("scratch", "ok", "temporary files can be written")
 
 
 def judge_clocks(workers: Sequence[ProcessFacts], asked_at: float, answered_at: float) -> Finding:

@@ -7,18 +7,43 @@ all work of a job.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 
 PACKAGES = ("sparklm", "torch", "pyarrow", "pandas", "numpy")
 
 
-def look_around(order: str) -> str:
+def machine_name(driver_host: str) -> str:
+    """The name of this machine, with its address on the way to the driver: machines may be named alike."""
+    name, address = socket.gethostname(), ""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((driver_host, 9))  # which sends nothing
+        address = probe.getsockname()[0]
+    return name if not address or address.startswith("127.") else f"{name} ({address})"
+
+
+def scratch_problem() -> str:
+    """Why temporary files cannot be written here, on the disk that Spark and the cache use; empty when they can."""
+    places = [*os.environ.get("SPARK_LOCAL_DIRS", "").split(","), os.environ.get("SPARKLM_CACHE", ""), None]
+    for place in places:
+        if place == "" or (place is not None and not os.path.isdir(place)):  # Spark and sparklm make it
+            continue
+        try:
+            with tempfile.TemporaryFile(dir=place) as file:
+                file.write(bytes(2**20))
+        except OSError as error:
+            return f"{place or 'the folder for temporary files'} cannot be written ({error.strerror or error})"
+    return ""
+
+
+def look_around(driver_host: str = "127.0.0.1") -> str:
     """Which Python this is, what it can import, how large that made it, and what its machine has."""
     import importlib
     import importlib.metadata
@@ -38,7 +63,8 @@ def look_around(order: str) -> str:
 
         gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     facts = {
-        "host": socket.gethostname(),
+        "host": machine_name(driver_host),
+        "scratch_problem": scratch_problem(),
         "executable": sys.executable,
         "python": platform.python_version(),
         "versions": versions,
@@ -61,16 +87,17 @@ def look_around(order: str) -> str:
     return json.dumps(facts)
 
 
-def look_around_in_task(numbers: Iterator[int]) -> Iterator[tuple[str, None, None]]:
+def look_around_in_task(driver_host: str, numbers: Iterator[int]) -> Iterator[tuple[str, None, None]]:
     """The same as the answers to orders."""
     for _ in numbers:
-        yield look_around(""), None, None
+        yield look_around(driver_host), None, None
 
 
 def visit_folder_task(order: str) -> str:
     """Read, on a worker, the file that the driver wrote, and write one that the driver can read.
 
-    The order names the folder, the file to read in it, the text that this should hold, and the file to write.
+    The order names the folder, the file to read in it, the text that this should hold, the file to write, and the host
+    of the driver.
     """
     from sparklm.errors import UserError
     from sparklm.storage import Folder
@@ -87,4 +114,4 @@ def visit_folder_task(order: str) -> str:
         problem = "the file of the driver is not there"
     except (OSError, UserError) as error:
         problem = str(error)
-    return json.dumps({"host": socket.gethostname(), "problem": problem})
+    return json.dumps({"host": machine_name(request["driver_host"]), "problem": problem})

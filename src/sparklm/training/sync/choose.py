@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from sparklm.config import Config
 from sparklm.config.tree import ExchangeKind
-from sparklm.errors import UserError
 
 # A round by storage costs a Spark job or two and some copies of the weights: half a second, more or less. Rounds of
 # this many seconds make that a few hundredths.
@@ -28,9 +27,12 @@ class SyncLimits:
 
     slots: int
     is_dynamic: bool  # executors come and go
+    encryption: str | None = None  # the setting by which Spark encrypts what it sends, if one is on
 
-    def why_no_barrier(self, replicas: int) -> str | None:
-        """Why a barrier stage cannot be sure to run all replicas at once; None when it can."""
+    def why_not_collective(self, replicas: int) -> str | None:
+        """Why a barrier stage cannot be sure to run all replicas at once, or may not; None when it can."""
+        if self.encryption is not None:
+            return f"{self.encryption} is true, and the connections of a collective exchange are not encrypted"
         if self.is_dynamic:
             return "spark.dynamicAllocation.enabled is true, and Spark runs no barrier stage with it"
         if self.slots < replicas:
@@ -39,12 +41,12 @@ class SyncLimits:
 
 
 def choose_exchange(config: Config, limits: SyncLimits, num_parameters: int, threads: int) -> Exchange:
-    """The way that was asked for, if it can be; with `auto`, the one that suits the length of rounds."""
+    """The way that was asked for, or storage where it cannot be; with `auto`, what suits the length of rounds."""
     distributed = config.distributed
-    obstacle = limits.why_no_barrier(distributed.replicas)
+    obstacle = limits.why_not_collective(distributed.replicas)
     if distributed.exchange == "collective":
         if obstacle is not None:
-            raise UserError(f"distributed.exchange = 'collective' is not possible: {obstacle}; use storage, or auto")
+            return Exchange(kind="storage", reason=f"not collectively, as {obstacle}; the result is the same")
         return Exchange(kind="collective", reason="set by distributed.exchange")
     if distributed.exchange == "storage":
         return Exchange(kind="storage", reason="set by distributed.exchange")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sparklm.config.resolve import resolve
-from sparklm.errors import UserError
 from sparklm.training.sync.choose import SyncLimits, choose_exchange
 
 
-def exchange(*assignments: str, slots: int = 4, is_dynamic: bool = False, parameters: int = 10**6):
+def exchange(*assignments: str, parameters: int = 10**6, **limits: Any):
     config = resolve(assignments=assignments).config
-    return choose_exchange(config, SyncLimits(slots=slots, is_dynamic=is_dynamic), parameters, threads=1)
+    return choose_exchange(config, SyncLimits(**{"slots": 4, "is_dynamic": False, **limits}), parameters, threads=1)
 
 
 def test_the_exchange_follows_from_the_length_of_rounds_and_the_cluster() -> None:
@@ -29,5 +30,18 @@ def test_the_exchange_follows_from_the_length_of_rounds_and_the_cluster() -> Non
     assert "dynamicAllocation" in dynamic.reason
     assert exchange("distributed.replicas=4", "distributed.exchange=storage").kind == "storage"
     assert exchange("distributed.replicas=4", "distributed.exchange=collective").kind == "collective"
-    with pytest.raises(UserError, match=r"'collective' is not possible: there are 2 slots for 4 replicas"):
-        exchange("distributed.replicas=4", "distributed.exchange=collective", slots=2)
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        ({"slots": 2}, "there are 2 slots for 4 replicas"),
+        ({"is_dynamic": True}, "spark.dynamicAllocation.enabled is true"),
+        ({"encryption": "spark.network.crypto.enabled"}, "spark.network.crypto.enabled is true, and the connections"),
+    ],
+)
+def test_where_a_collective_exchange_cannot_be_replicas_sync_by_storage(limits: dict[str, Any], reason: str) -> None:
+    found = exchange("distributed.replicas=4", "distributed.exchange=collective", **limits)
+    assert found.kind == "storage"
+    assert found.reason.startswith(f"not collectively, as {reason}")
+    assert exchange("distributed.replicas=4", "distributed.strategy=allreduce", **limits).kind == "storage"

@@ -1,0 +1,36 @@
+"""Files, wherever they are: one small interface over local disks, HDFS, S3 and memory.
+
+`Folder` (folder.py) names a place and reads and writes whole files in it. A file that can be seen is complete. A store
+that is away is waited for (retrying.py); its errors are a line (trouble.py). `LiveFile` (live.py) only informs.
+"""
+
+from sparklm.storage.address import is_answering, new_run_name, split_url, store_of
+from sparklm.storage.filesystems import open_filesystem, open_remote
+from sparklm.storage.folder import Folder, read_record, split_address
+from sparklm.storage.live import Aside, LiveFile, read_live
+from sparklm.storage.local import Buffer, hidden_path, write_local
+from sparklm.storage.retrying import be_patient, current_patience, is_away, keep_trying, not_waiting, patience
+
+__all__ = [
+    "Aside",
+    "Buffer",
+    "Folder",
+    "LiveFile",
+    "be_patient",
+    "current_patience",
+    "hidden_path",
+    "is_answering",
+    "is_away",
+    "keep_trying",
+    "new_run_name",
+    "not_waiting",
+    "open_filesystem",
+    "open_remote",
+    "patience",
+    "read_live",
+    "read_record",
+    "split_address",
+    "split_url",
+    "store_of",
+    "write_local",
+]
