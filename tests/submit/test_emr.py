@@ -354,6 +354,16 @@ def test_a_policy_without_one_of_its_actions_is_not_enough(
         aws.check_permissions(False)
 
 
+def test_what_may_not_be_asked_at_the_end_changes_no_ending(aws: AwsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise UserError("AWS does not allow elasticmapreduce:ListInstances")
+
+    monkeypatch.setattr(emr.EmrJob, "_cost", refuse)
+    ending, lines = follow("emr", submission("quick-end"))
+    assert ending.exit_code == 0
+    assert lines[-1] == "AWS does not allow elasticmapreduce:ListInstances"
+
+
 def test_the_policy_of_the_job_names_what_the_command_names() -> None:
     place: Any = open_target("emr", {"region": "cn-north-1"})
     job = submission("a", "train", "s3://texts/corpus", "--run", "s3://bucket/runs/a")

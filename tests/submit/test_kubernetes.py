@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from sparklm.errors import JobError, UserError
-from sparklm.submit import k8s
+from sparklm.submit import k8s, manifests
 from sparklm.submit.protocol import JobState, Submission, open_target
 from tests.submit.kubernetes_server import api_server, openapi, operator_crd
 
@@ -46,8 +46,8 @@ def submission(folder: Path, **others: Any) -> Submission:
     return Submission(**{**usual, **others})
 
 
-def options(**more: Any) -> k8s.Options:
-    return k8s.Options(image="registry/sparklm:1", claim="runs", secret="aws", namespace="lm", **more)
+def options(**more: Any) -> manifests.Options:
+    return manifests.Options(image="registry/sparklm:1", claim="runs", secret="aws", namespace="lm", **more)
 
 
 def strict(schema: Any) -> Any:
@@ -95,7 +95,7 @@ def test_what_is_applied_has_the_form_that_kubernetes_publishes(kubernetes: Any,
     for document in applied:
         check(document, kubernetes)
     for role in ("driver", "executor"):
-        template = k8s.pod_template(role, job, options(), "name")
+        template = manifests.pod_template(role, job, options(), "name")
         check(template, kubernetes)
         broken = json.loads(json.dumps(template))
         broken["spec"]["containers"][0]["volumeMount"] = []
@@ -130,21 +130,21 @@ def test_the_example_is_what_a_dry_run_prints(kubernetes: Any, spark_application
         name="sparklm train", arguments=application["spec"]["arguments"], deploy_mode="cluster", archive=None,
         properties={"spark.driver.memory": "2g", "spark.executor.memory": "3g", "spark.executor.memoryOverhead": "2g"},
     )  # fmt: skip
-    made = k8s.spark_application(
-        job, k8s.Options(image="registry.example/sparklm:0.1.0", secret="aws"), "sparklm-train"
+    made = manifests.spark_application(
+        job, manifests.Options(image="registry.example/sparklm:0.1.0", secret="aws"), "sparklm-train"
     )
     assert application == made
 
 
 def test_a_job_runs_without_privileges_and_finds_its_files(tmp_path: Path) -> None:
-    driver = k8s.pod_template("driver", submission(tmp_path), options(), "name")["spec"]
+    driver = manifests.pod_template("driver", submission(tmp_path), options(), "name")["spec"]
     container = driver["containers"][0]
     assert driver["securityContext"]["runAsNonRoot"] is True
     assert container["securityContext"]["allowPrivilegeEscalation"] is False
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert mounts == {"/data", "/opt/spark/work-dir/a.conf"}
     assert container["envFrom"] == [{"secretRef": {"name": "aws"}}]
-    executor = k8s.pod_template("executor", submission(tmp_path), options(), "name")["spec"]
+    executor = manifests.pod_template("executor", submission(tmp_path), options(), "name")["spec"]
     assert [mount["mountPath"] for mount in executor["containers"][0]["volumeMounts"]] == ["/data"]
 
 
@@ -161,7 +161,7 @@ def test_the_call_names_image_account_and_the_users_own_settings(tmp_path: Path)
 
 
 def test_names_are_such_as_kubernetes_takes(tmp_path: Path) -> None:
-    name = k8s.job_name(submission(tmp_path, name="Ein langer Name / mit_allem, was nicht geht und mehr" * 2))
+    name = manifests.job_name(submission(tmp_path, name="Ein langer Name / mit_allem, was nicht geht und mehr" * 2))
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
     assert len(f"{name}-driver") <= 63
 
@@ -240,9 +240,9 @@ def test_the_image_is_of_the_pinned_spark_and_not_of_root() -> None:
     lines = (ROOT / "deploy/Dockerfile").read_text().splitlines()
     pin = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("pyspark=="))
     assert f"ARG SPARK={pin.removeprefix('pyspark==')}" in lines
-    assert [line for line in lines if line.startswith("USER")] == [f"USER {k8s.SPARK_USER}"]
-    assert any(k8s.SCRIPT.removeprefix("local://") in line for line in lines)
-    assert f"WORKDIR {k8s.WORK_FOLDER}" in lines
+    assert [line for line in lines if line.startswith("USER")] == [f"USER {manifests.SPARK_USER}"]
+    assert any(manifests.SCRIPT.removeprefix("local://") in line for line in lines)
+    assert f"WORKDIR {manifests.WORK_FOLDER}" in lines
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,9 @@ class Options(AwsOptions):
     key: str = Field("", description="the name of an EC2 key pair, for SSH to the primary node")
     bootstrap: str = Field("", description="a script in S3 that every node runs first, to install torch, say")
     keep: bool = Field(False, description="leave the cluster there for further jobs; it ends when idle")
-    idle_minutes: int = Field(60, ge=1, le=7 * 24 * 60, description="an idle cluster ends after so many minutes")
+    idle_minutes: int = Field(
+        60, ge=1, le=7 * 24 * 60, description="a cluster that is kept ends when it was idle so many minutes"
+    )
     log_minutes: float = Field(
         6, ge=0, description="how long to wait for the log of a failed step: EMR uploads it late"
     )
@@ -262,8 +264,9 @@ def cluster_request(
         "Instances": instances,
         "Steps": [step],
         "Tags": [{"Key": key, "Value": value} for key, value in {"created-by": "sparklm", **options.tags}.items()],
-        "AutoTerminationPolicy": {"IdleTimeout": 60 * options.idle_minutes},
     }
+    if options.keep:
+        request["AutoTerminationPolicy"] = {"IdleTimeout": 60 * options.idle_minutes}
     if options.bootstrap:
         split_bucket(options.bootstrap)
         request["BootstrapActions"] = [

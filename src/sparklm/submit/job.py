@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from sparklm.errors import UserError
+from sparklm.errors import JobError, UserError
 from sparklm.progress.status import Message, View, read_status
 from sparklm.storage import Folder
 from sparklm.submit.outcome import Outcome, read_outcome
@@ -105,10 +105,9 @@ def _ending(
         Folder(folder).remove(name)
     news.look(job.job_id, state)
     if outcome is None and state.exit_code != 0:
-        for line in job.new_lines():
-            news.note(line)
-    for line in job.closing_lines() if isinstance(job, ClosingJob) else ():
-        news.note(line)
+        news.note_all(job.new_lines)
+    if isinstance(job, ClosingJob):
+        news.note_all(job.closing_lines)
     code = state.exit_code if state.exit_code is not None else 1
     # A target may call a job failed that was killed after its work: the driver knows best.
     return Ending(exit_code=code if outcome is None else outcome.exit_code, state=state, outcome=outcome)
@@ -138,6 +137,15 @@ class _News:
             self._view.show_message(message)
         self._shown = status.num_messages
         self._view.show(status)
+
+    def note_all(self, lines: Callable[[], Sequence[str]]) -> None:
+        """Show what is known of a job that is over; if that cannot be told, its ending is the same."""
+        try:
+            told = lines()
+        except (JobError, UserError) as error:
+            told = [str(error)]
+        for line in told:
+            self.note(line)
 
     def note(self, text: str) -> None:
         """Show a line of our own."""

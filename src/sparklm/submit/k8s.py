@@ -7,50 +7,36 @@ namespace, and the job's files as a ConfigMap. The image has sparklm (deploy/Doc
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
-from pydantic import Field
 
 from sparklm.errors import JobError, UserError
+from sparklm.submit.manifests import (
+    SCRIPT,
+    Options,
+    as_yaml,
+    job_name,
+    objects,
+    pod_template,
+    spark_application,
+    spark_properties,
+)
 from sparklm.submit.patience import Patience
-from sparklm.submit.protocol import ENVIRONMENT, PYTHON, JobState, Submission, TargetOptions, executor_environment
+from sparklm.submit.protocol import JobState, Submission
 from sparklm.submit.spark_submit import as_shell, conf_options, spark_home, told
 
 DEPLOY_MODES = ("cluster",)
 HAS_ENVIRONMENT = True
-SCRIPT = "local:///opt/sparklm/run_sparklm.py"  # in the image
-WORK_FOLDER = "/opt/spark/work-dir"  # the images' own
-DATA_FOLDER = "/data"  # where a claim is mounted
-SPARK_USER = 185
 ASK_EVERY_SECONDS = 3.0
 LOG_TAIL_LINES = 30
 _KUBECTL_SECONDS = 60.0
-_FILES_BYTES = 900_000  # a ConfigMap holds a mebibyte
 _OVER = {"Succeeded": 0, "Failed": 1, "COMPLETED": 0, "FAILED": 1, "SUBMISSION_FAILED": 1}
-
-
-class Options(TargetOptions):
-    """The options of the target `k8s`."""
-
-    image: str = Field(description="the image of driver and executors, from deploy/Dockerfile")
-    form: Literal["spark-submit", "operator"] = Field(
-        "spark-submit", description="spark-submit, or operator: Kubeflow's"
-    )
-    master: str = Field("", description="the API server, k8s://https://host:6443; empty: kubectl's current one")
-    namespace: str = Field("default", description="the namespace of everything")
-    service_account: str = Field("sparklm", description="the account of the driver; it and its role are made")
-    executors: int = Field(2, ge=1, description="how many executors")
-    claim: str = Field("", description=f"a PersistentVolumeClaim that all pods mount at {DATA_FOLDER}; ReadWriteMany")
-    secret: str = Field("", description="a Secret whose entries become environment variables, such as AWS keys")
 
 
 def open_target(options: Options) -> KubernetesTarget:
@@ -177,74 +163,6 @@ def application_state(application: Any, pod: Any) -> JobState:
     return JobState(name=name, reason=reason, is_over=True, exit_code=_OVER[name] if code is None else code)
 
 
-def job_name(submission: Submission) -> str:
-    """A name that Kubernetes takes, and that no other job has."""
-    return f"{re.sub('[^a-z0-9]+', '-', submission.name.lower()).strip('-')[:40]}-{uuid.uuid4().hex[:6]}"
-
-
-def objects(submission: Submission, options: Options, name: str) -> list[dict[str, Any]]:
-    """What the job needs: an account that may make pods, and its files."""
-    account = options.service_account
-    labels = {"app.kubernetes.io/managed-by": "sparklm"}
-
-    def made(kind: str, api: str, object_name: str, **more: Any) -> dict[str, Any]:
-        place = {"name": object_name, "namespace": options.namespace, "labels": labels}
-        return {"apiVersion": api, "kind": kind, "metadata": place, **more}
-
-    api = "rbac.authorization.k8s.io/v1"
-    everything = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
-    rules = [
-        {"apiGroups": [""], "resources": ["configmaps", "pods", "services"], "verbs": everything},
-        {"apiGroups": [""], "resources": ["persistentvolumeclaims"], "verbs": ["deletecollection", "get", "list"]},
-    ]
-    files = {path.name: _read(path) for path in submission.files}
-    if sum(map(len, files.values())) > _FILES_BYTES:
-        raise UserError(
-            f"the files are larger than the {_FILES_BYTES:,} bytes that a ConfigMap takes; put them into S3"
-        )
-    return [
-        made("ServiceAccount", "v1", account),
-        made("Role", api, account, rules=rules),
-        made(
-            "RoleBinding",
-            api,
-            account,
-            subjects=[{"kind": "ServiceAccount", "name": account, "namespace": options.namespace}],
-            roleRef={"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": account},
-        ),
-        made("ConfigMap", "v1", name, data=files),
-    ]
-
-
-def pod_template(role: str, submission: Submission, options: Options, name: str) -> dict[str, Any]:
-    """A pod of the job: not root, without privileges, with its files, its volume and its secrets."""
-    container: dict[str, Any] = {
-        "name": "spark-kubernetes-driver" if role == "driver" else "spark-kubernetes-executor",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-    }
-    mounts: list[dict[str, Any]] = [{"name": "data", "mountPath": DATA_FOLDER}] if options.claim else []
-    volumes: list[dict[str, Any]] = []
-    if options.claim:
-        volumes.append({"name": "data", "persistentVolumeClaim": {"claimName": options.claim}})
-    if submission.files and role == "driver":
-        volumes.append({"name": "files", "configMap": {"name": name}})
-        mounts += [
-            {"name": "files", "mountPath": f"{WORK_FOLDER}/{path.name}", "subPath": path.name, "readOnly": True}
-            for path in submission.files
-        ]
-    if mounts:
-        container["volumeMounts"] = mounts
-    if options.secret:
-        container["envFrom"] = [{"secretRef": {"name": options.secret}}]
-    user = {"runAsNonRoot": True, "runAsUser": SPARK_USER, "runAsGroup": SPARK_USER, "fsGroup": SPARK_USER}
-    spec = {"securityContext": user, "containers": [container], **({"volumes": volumes} if volumes else {})}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"labels": {"sparklm-job": name}}, "spec": spec}
-
-
 def submit_call(submission: Submission, options: Options, name: str, master: str, templates: Path) -> list[str]:
     """The call of spark-submit; it returns as soon as the driver's pod is made."""
     properties = {
@@ -256,48 +174,10 @@ def submit_call(submission: Submission, options: Options, name: str, master: str
         "spark.kubernetes.executor.podTemplateFile": str(templates / "executor.yaml"),
         "spark.kubernetes.submission.waitAppCompletion": "false",
         "spark.executor.instances": str(options.executors),
-        **_properties(submission),
+        **spark_properties(submission),
     }
     call = [str(spark_home() / "bin" / "spark-submit"), "--master", master, "--deploy-mode", "cluster", "--name", name]
     return [*call, *conf_options(properties), SCRIPT, *told(submission)]
-
-
-def spark_application(submission: Submission, options: Options, name: str) -> dict[str, Any]:
-    """The same job for the operator, which calls spark-submit itself."""
-    settings = _properties(submission)
-
-    def role(kind: str, **more: Any) -> dict[str, Any]:
-        template = pod_template(kind, submission, options, name)
-        sizes = {
-            key: int(settings[f"spark.{kind}.{key}"]) if key == "cores" else settings[f"spark.{kind}.{key}"]
-            for key in ("cores", "memory", "memoryOverhead")
-            if f"spark.{kind}.{key}" in settings
-        }
-        return {**sizes, "template": {"metadata": template["metadata"], "spec": template["spec"]}, **more}
-
-    return {
-        "apiVersion": "sparkoperator.k8s.io/v1beta2",
-        "kind": "SparkApplication",
-        "metadata": {"name": name, "namespace": options.namespace},
-        "spec": {
-            "type": "Python",
-            "pythonVersion": "3",
-            "mode": "cluster",
-            "sparkVersion": version("pyspark"),
-            "image": options.image,
-            "mainApplicationFile": SCRIPT,
-            "arguments": told(submission),
-            "sparkConf": settings,
-            "restartPolicy": {"type": "Never"},
-            "driver": role("driver", podName=f"{name}-driver", serviceAccount=options.service_account),
-            "executor": role("executor", instances=options.executors),
-        },
-    }
-
-
-def as_yaml(documents: Sequence[Mapping[str, Any]]) -> str:
-    """Documents as kubectl takes them."""
-    return "".join(f"---\n{yaml.safe_dump(document, sort_keys=False, width=110)}" for document in documents)
 
 
 def kubectl(*arguments: str, text: str | None = None) -> str:
@@ -329,32 +209,12 @@ def _spark_submit(submission: Submission, options: Options, name: str) -> None:
         raise JobError(f"spark-submit failed: {_innermost(done.stderr)}")
 
 
-def _properties(submission: Submission) -> dict[str, str]:
-    """Properties of Spark that both forms have; the user's win."""
-    properties = executor_environment(submission)
-    properties |= {f"spark.kubernetes.driverEnv.{key}": value for key, value in submission.environment.items()}
-    if submission.archive:
-        if "://" not in submission.archive:
-            raise UserError(
-                f"--archive {submission.archive}: pods cannot reach it; upload it, or leave it to the image"
-            )
-        properties |= {"spark.archives": f"{submission.archive}#{ENVIRONMENT}", "spark.pyspark.python": PYTHON}
-    return {**properties, **submission.properties}
-
-
 def _innermost(log: str) -> str:
     """The last cause in a Java stack trace, or else the last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     causes = [line for line in lines if line.startswith("Caused by:")]
     errors = [line for line in lines if "Exception" in line and not line.startswith("at ")]
     return (causes or errors or lines or ["no reason given"])[-1].removeprefix("Caused by: ")
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be sent as a ConfigMap: {error}") from None
 
 
 def _words(entry: Mapping[str, Any]) -> str:

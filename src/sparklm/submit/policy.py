@@ -30,7 +30,8 @@ def emr_policy(submission: Submission, options: emr.Options) -> str:
         steps = [*watching, "AddJobFlowSteps", "CancelSteps"]
         statements = [_statement("Steps", [f"elasticmapreduce:{name}" for name in steps], [cluster])]
     else:
-        steps = [*watching, "AddTags", "ListSteps", "PutAutoTerminationPolicy", "TerminateJobFlows"]
+        steps = [*watching, "AddTags", "ListSteps", "TerminateJobFlows"]
+        steps += ["PutAutoTerminationPolicy"] if options.keep else []
         roles = [f"arn:{partition}:iam::*:role/{name}" for name in (options.service_role, options.instance_profile)]
         services = [f"{name}.{_domain(partition)}" for name in ("elasticmapreduce", "ec2")]
         statements = [
