@@ -57,8 +57,8 @@ def run_tests(version: str, arguments: list[str]) -> dict[str, str]:
 def summarize(xml: str) -> dict[str, str]:
     """Count the outcomes of each file of tests in a report of JUnit's form.
 
-    >>> case = '<testcase classname="tests.spark.test_ml" name="a">{}</testcase>'
-    >>> summarize(f"<a>{case.format('')}{case.format('<skipped message=\\"no server\\"/>')}</a>")
+    >>> case = "<testcase classname='tests.spark.test_ml' name='a'>{}</testcase>"
+    >>> summarize("<a>" + case.format("") + case.format("<skipped message='no server'/>") + "</a>")
     {'spark/test_ml': '1 passed, 1 skipped (no server)'}
     """
     counts: dict[str, Counter[str]] = {}

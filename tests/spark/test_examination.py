@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sparklm.errors import UserError
@@ -17,7 +19,8 @@ from sparklm.spark.doctor.examine import examine_cluster, look_around
 from sparklm.spark.memory import check_executor_memory
 from sparklm.spark.placement import OnSpark
 from sparklm.storage import Folder
-from tests.conftest import tiny_config
+from sparklm.training.memory import estimate_replica_bytes, process_bytes_task
+from tests.conftest import run_job, tiny_config
 
 pytestmark = pytest.mark.spark
 
@@ -61,6 +64,39 @@ def test_memory_is_checked_before_a_job(on_spark: OnSpark) -> None:
     huge = tiny_config(None, "model.width=65536", "model.num_layers=64")
     with pytest.raises(UserError, match=r"a replica needs about .* TiB .*, but there are .*; use a smaller"):
         check_executor_memory(on_spark.engine.cluster(wait=True), huge, 257, 1, 2**29)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc")
+@pytest.mark.parametrize("exchange", ["storage", "collective"])
+def test_the_estimate_is_near_what_workers_take_as_yarn_counts_it(
+    on_spark: OnSpark, corpus_file: Path, tmp_path: Path, exchange: str
+) -> None:
+    settings = ("model.width=320", "model.num_layers=4", "training.optimizer=adamw", "training.max_steps=2")
+    sync = ("distributed.replicas=2", "distributed.strategy=allreduce", f"distributed.exchange={exchange}")
+    config = tiny_config(corpus_file, *settings, *sync)
+    run_job(config, tmp_path / "run", on_spark)
+    daemon = next(pid for pid, parent in python_workers().items() if parent not in python_workers())
+    workers = [pid for pid, parent in python_workers().items() if parent == daemon]
+    measured = int(on_spark.run_tasks(process_bytes_task, [""], "sparklm: measure workers")[0])
+    estimated = estimate_replica_bytes(config, 257, measured).total
+    largest = max(peak_bytes(pid) for pid in workers) + peak_bytes(daemon)
+    assert 0.85 < estimated / largest < 1.6
+
+
+def python_workers() -> dict[int, int]:
+    """The Python processes of this process' Spark, and what started them."""
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "pyspark.daemon" in process.cmdline():
+                found[process.pid] = process.ppid()
+    return found
+
+
+def peak_bytes(pid: int) -> int:
+    """The most that a process has had in memory."""
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return 1024 * int(lines["VmHWM"].split()[0])
 
 
 def test_the_command_says_problem_with_exit_code_1(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import psutil
 import torch
 
 from sparklm.config import Config
@@ -70,8 +71,10 @@ def process_bytes() -> int:
 
 
 def process_bytes_task(order: str) -> str:
-    """`process_bytes` of a worker, as a task; the order is empty."""
-    return str(process_bytes())
+    """`process_bytes` of a worker and of the daemon that started it, as YARN counts both; the order is empty."""
+    parent = psutil.Process().parent()
+    is_worker = parent is not None and "pyspark.daemon" in parent.cmdline()
+    return str(process_bytes() + (int(parent.memory_info().rss) if parent is not None and is_worker else 0))
 
 
 def estimate_replica_bytes(config: Config, vocab_size: int, process_bytes: int) -> MemoryEstimate:
