@@ -28,7 +28,7 @@ test-fast: $(VENV)/.installed-dev
 	$(PYTEST) -n 2 -m 'not long and not spark and not process and not matrix' $(ARGS)
 
 test-long: $(VENV)/.installed-dev $(HADOOP)/.installed
-	for time in $$(seq $(or $(TIMES),1)); do $(BIN)/python -m pytest -m 'long or spark' tests/faults tests/cluster tests/submit tests/unit/training/test_memory.py tests/spark/test_connect.py tests/spark/test_ml.py tests/spark/test_notebook.py tests/hadoop tests/servers/test_s3.py || exit 1; done
+	for time in $$(seq $(or $(TIMES),1)); do $(BIN)/python -m pytest -m 'long or spark' tests/faults tests/cluster tests/submit tests/unit/training/test_memory.py tests/spark/test_connect.py tests/spark/test_ml.py tests/spark/test_notebook.py tests/spark/test_broken_setups.py tests/unit/test_redaction.py tests/hadoop tests/servers/test_s3.py || exit 1; done
 
 test-matrix: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.spark_matrix $(ARGS)

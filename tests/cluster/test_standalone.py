@@ -132,6 +132,7 @@ def assert_same(models: dict[str, bytes], folder: Path, exchange: str) -> None:
         assert (folder / f"{name} by {exchange}" / "model.zip").read_bytes() == expected, (name, exchange)
 
 
+@pytest.mark.long
 def test_every_strategy_gives_the_same_bits_on_a_cluster(master_url: str, corpus_file: Path, tmp_path: Path) -> None:
     expected = bytes_of_every_strategy(corpus_file, tmp_path / "here", replicas=2)
     exchanges = ("storage", "collective")
@@ -157,7 +158,8 @@ def test_the_number_of_slots_does_not_matter(corpus_file: Path, tmp_path: Path) 
         assert_same(expected, tmp_path / str(slots), "storage")
 
 
-@pytest.mark.parametrize("exchange", ["storage", pytest.param("collective", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("exchange", ["storage", "collective"])
 def test_a_killed_executor_and_a_killed_driver_do_not_change_the_bits(
     master_url: str, corpus_file: Path, tmp_path: Path, exchange: str
 ) -> None:

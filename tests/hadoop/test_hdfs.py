@@ -250,6 +250,7 @@ def test_a_run_on_hdfs_is_watched_from_elsewhere(server: Hadoop, corpus: str, tm
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_the_config_of_an_earlier_system_works_as_it_was_meant(server: Hadoop, tmp_path: Path) -> None:
     text = (EXAMPLES / "s0" / "application.conf").read_text()
     (tmp_path / "application.conf").write_text(text.replace(f"hdfs://localhost:{S0_PORT}", server.uri))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,8 +31,11 @@ HOME = Path(pyspark.__file__).parent
 SETTINGS = (
     *TINY,
     *STRATEGIES["diloco"],
-    "training.epochs=60",
-    "training.checkpoint_every_steps=8",
+    "data.stride=1",
+    "model.width=64",
+    "training.epochs=1",
+    "training.max_steps=40",
+    "training.checkpoint_every_steps=4",
 )
 PROPERTIES = (
     f"spark.yarn.jars=local:{HOME}/jars/*",
@@ -101,23 +105,28 @@ def applications(yarn: Hadoop) -> list[dict[str, Any]]:
     return sorted(found, key=lambda application: str(application["id"]))
 
 
-def test_a_job_outlives_an_executor_while_another_waits_for_its_place(
-    yarn: Hadoop, corpus_file: Path, tmp_path: Path, expected: bytes
+def test_a_job_that_waits_says_why_and_an_interrupt_takes_it_back(
+    yarn: Hadoop, corpus_file: Path, tmp_path: Path
 ) -> None:
-    first, second = tmp_path / "first.log", tmp_path / "second.log"
-    job = sparklm_on_yarn(yarn, first, corpus_file, tmp_path / "run")
-    wait_until(lambda: latest_step(Folder(str(tmp_path / "run"))) > 0, job, first)
-    too_much = ("spark.yarn.am.memory=2500m",)  # more than is free on any node
-    waiting = sparklm_on_yarn(yarn, second, corpus_file, tmp_path / "other", *too_much)
-    wait_until(lambda: "ACCEPTED: " in second.read_text(), waiting, second)
+    log = tmp_path / "log"
+    waiting = sparklm_on_yarn(yarn, log, corpus_file, tmp_path / "run", "spark.yarn.queue=full")
+    wait_until(lambda: "ACCEPTED: " in log.read_text(), waiting, log)
     waiting.send_signal(signal.SIGINT)
     assert waiting.wait(60) == 130
-    told = second.read_text()
+    told = log.read_text()
+    assert re.search(r"Starting Spark yarn: application_\d+_\d+ ACCEPTED: .*\w", told)
     assert "interrupted before training began" in told
     assert "Traceback" not in told
     assert applications(yarn)[-1]["state"] == "KILLED"
+
+
+@pytest.mark.long
+def test_a_job_outlives_an_executor(yarn: Hadoop, corpus_file: Path, tmp_path: Path, expected: bytes) -> None:
+    log = tmp_path / "log"
+    job = sparklm_on_yarn(yarn, log, corpus_file, tmp_path / "run")
+    wait_until(lambda: latest_step(Folder(str(tmp_path / "run"))) > 0, job, log)
     kill_an_executor()
-    told = end(job, first)
+    told = end(job, log)
     assert (tmp_path / "run" / "model.zip").read_bytes() == expected
     assert "going on from step" in told
 

@@ -128,12 +128,14 @@ def test_settings_with_which_spark_does_not_start(settings: list[str], seen: str
     found(start_process("doctor", *LOCAL, *flags, cwd=tmp_path), "master", seen, remedy)
 
 
+@pytest.mark.long
 def test_an_address_that_is_not_this_machines(tmp_path: Path) -> None:
     flags = ("--set", "spark.driver.bindAddress=203.0.113.7", "--set", "spark.port.maxRetries=1")
     result = start_process("doctor", *LOCAL, *flags, cwd=tmp_path)
     found(result, "master", "Cannot assign requested address", "give an address of this machine")
 
 
+@pytest.mark.long
 def test_authentication_without_a_secret(listening: str, tmp_path: Path) -> None:
     result = start_process("doctor", "--master", listening, "--set", "spark.authenticate=true", cwd=tmp_path)
     found(result, "master", "secret key must be specified", "spark.authenticate.secret")
@@ -175,6 +177,7 @@ def test_workers_with_another_python(examine_workers) -> None:
     found(result, "probe", r"(PYTHON_VERSION_MISMATCH|different version)", "a Python of the driver's version")
 
 
+@pytest.mark.long
 def test_workers_without_a_python(examine_workers) -> None:
     found(examine_workers("exit 127"), "probe", "Spark gave up: ", "PYSPARK_PYTHON names a Python")
 
@@ -186,23 +189,27 @@ def test_workers_without_a_package(package: str, examine_workers, tmp_path: Path
     found(result, package, f"cannot be imported on .*No module named '{package}'", "install sparklm with its")
 
 
+@pytest.mark.long
 def test_workers_with_another_version_of_sparklm(examine_workers, tmp_path: Path) -> None:
     text = "import importlib.util, sys\n__version__ = '0.0.1'\n__path__ = [p + '/sparklm' for p in sys.path]\n"
     result = examine_workers(before_all_packages(tmp_path / "first", sparklm=text))
     found(result, "sparklm", r"here, but .*: 0\.0\.1", r"install sparklm==")
 
 
+@pytest.mark.long
 def test_workers_whose_disk_is_full(examine_workers) -> None:
     result = examine_workers(f'ulimit -f 0; exec {sys.executable} "$@"')
     found(result, "probe", "No usable temporary directory", "free some space")
 
 
+@pytest.mark.long
 def test_workers_whose_clock_is_an_hour_late(examine_workers, tmp_path: Path) -> None:
     late = "import time\ntrue_time = time.time\ntime.time = lambda: true_time() - 3600\n"
     result = examine_workers(before_all_packages(tmp_path / "first", sitecustomize=late))
     found(result, "clocks", "off by .*: 3[56]", "by NTP", status="warning")
 
 
+@pytest.mark.long
 def test_a_run_folder_that_workers_do_not_share(examine_workers, tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     hide = ["unshare", "--mount", "sh", "-c", f"mount -t tmpfs none {tmp_path}/own"]

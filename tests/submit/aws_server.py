@@ -97,7 +97,9 @@ class Node:
 
         self._folder = folder
         self._s3 = boto3.client("s3", endpoint_url=url, region_name=REGION)
-        self._environment = {**os.environ, **KEYS, "AWS_ENDPOINT_URL": url, "AWS_DEFAULT_REGION": REGION}
+        # A node's own Python, whatever a Spark of this process has been told.
+        own = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")}
+        self._environment = {**own, **KEYS, "AWS_ENDPOINT_URL": url, "AWS_DEFAULT_REGION": REGION}
 
     def run(self, options: list[str], script: str, arguments: list[str]) -> tuple[int, str]:
         """The exit code, and all that was printed."""

@@ -124,6 +124,7 @@ def test_the_whole_conversation_brings_home_the_model_of_one_process(
     assert "public prices of us-east-1, June 2025" in result.stderr
 
 
+@pytest.mark.long
 def test_the_exit_code_of_the_driver_comes_home_with_its_words(aws: AwsServer, tmp_path: Path) -> None:
     result = submit(aws, tmp_path, "emr", "--", "train", "s3://bucket/nothing", "--run", "s3://bucket/runs/none")
     assert result.returncode == 2, result.stderr

@@ -135,6 +135,7 @@ def kill_during(process: subprocess.Popen[str], run: Path) -> None:
     kill_an_executor()
 
 
+@pytest.mark.long
 def test_standalone_in_client_mode(
     standalone: str, node_python: Path, corpus_file: Path, tmp_path: Path, expected: bytes
 ) -> None:
@@ -181,6 +182,7 @@ def test_yarn_in_cluster_mode_with_a_killed_executor(
     assert "Writing the model" in errors
 
 
+@pytest.mark.long
 def test_yarn_in_cluster_mode_brings_home_what_is_wrong(yarn: Hadoop, node_python: Path, tmp_path: Path) -> None:
     variables = {"HADOOP_CONF_DIR": str(yarn.conf)}
     options = ("--target", "yarn", "--option", f"jars=local:{spark_home()}/jars/*", "--deploy-mode", "cluster")

@@ -125,6 +125,7 @@ def test_a_node_without_the_right_python_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.long
 def test_an_archive_with_python_needs_none(tmp_path: Path) -> None:
     _unpack(pack(choose_contents(without=left_out(), with_python=True)), tmp_path / "environment")
     program = "import ctypes, ssl, sqlite3, sys, sparklm.cli; print(sys.prefix)"
@@ -133,6 +134,7 @@ def test_an_archive_with_python_needs_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.long
 def test_another_build_of_torch_is_taken_from_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARKLM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("sparklm.submit.wheels.TORCH_INDEX", (tmp_path / "index").as_uri())

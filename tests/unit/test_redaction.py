@@ -181,6 +181,7 @@ session.stop()
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_spark_shows_them_neither_in_its_event_log_nor_in_the_list_of_processes(tmp_path: Path) -> None:
     events = tmp_path / "events"
     ended = subprocess.run(

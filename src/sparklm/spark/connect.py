@@ -156,7 +156,7 @@ class Connect:
             schema = pyarrow.schema([(name, pyarrow.string()) for name in fields])
             numbers = (number for batch in batches for number in batch.column(0).to_pylist())
             for values in work(numbers):
-                row = dict(zip(fields, values, strict=True))
+                row = dict(zip(fields, values, strict=False))  # those that are not given are null
                 yield pyarrow.RecordBatch.from_pylist([row], schema=schema)
 
         columns = ", ".join(f"{name} string" for name in fields)

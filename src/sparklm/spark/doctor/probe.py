@@ -87,10 +87,10 @@ def look_around(driver_host: str = "127.0.0.1") -> str:
     return json.dumps(facts)
 
 
-def look_around_in_task(driver_host: str, numbers: Iterator[int]) -> Iterator[tuple[str, None, None]]:
+def look_around_in_task(driver_host: str, numbers: Iterator[int]) -> Iterator[tuple[str]]:
     """The same as the answers to orders."""
     for _ in numbers:
-        yield look_around(driver_host), None, None
+        yield (look_around(driver_host),)
 
 
 def visit_folder_task(order: str) -> str:
