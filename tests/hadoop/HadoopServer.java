@@ -57,8 +57,8 @@ public class HadoopServer {
     conf.setBoolean("yarn.log-aggregation-enable", true);
     conf.setFloat("yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage", 99.9f);
     conf.set("yarn.scheduler.capacity.root.queues", "default,full");
-    conf.set("yarn.scheduler.capacity.root.default.capacity", "100");
-    conf.set("yarn.scheduler.capacity.root.full.capacity", "0");
+    conf.set("yarn.scheduler.capacity.root.default.capacity", "99");
+    conf.set("yarn.scheduler.capacity.root.full.capacity", "1");
     conf.set("yarn.scheduler.capacity.root.full.maximum-capacity", "1");  // has room for nothing
     conf.set("yarn.scheduler.capacity.maximum-am-resource-percent", "0.9");
     MiniYARNCluster yarn = new MiniYARNCluster("yarn", 1, 2, 1, 1);
