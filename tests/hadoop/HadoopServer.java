@@ -53,6 +53,7 @@ public class HadoopServer {
     conf.setInt("yarn.nodemanager.resource.cpu-vcores", 4);
     conf.setInt("yarn.scheduler.minimum-allocation-mb", 128);
     conf.setBoolean("yarn.minicluster.control-resource-monitoring", true);  // containers over their memory are killed
+    conf.setBoolean("yarn.nodemanager.resource.memory.enforced", false);  // by the node manager, not by cgroups
     conf.setBoolean("yarn.nodemanager.vmem-check-enabled", false);
     conf.setBoolean("yarn.log-aggregation-enable", true);
     conf.setFloat("yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage", 99.9f);
