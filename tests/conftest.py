@@ -198,6 +198,14 @@ def finished_run(corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="session")
+def model_on_disk(corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The model of two replicas that average, on a local disk: what every other store must come to."""
+    run = tmp_path_factory.mktemp("on-disk") / "run"
+    run_job(tiny_config(corpus_file, *STRATEGIES["averaging"]), run)
+    return (run / "model.zip").read_bytes()
+
+
+@pytest.fixture(scope="session")
 def on_spark() -> Iterator[OnSpark]:
     if shutil.which("java") is None:
         pytest.skip("no Java on this machine")

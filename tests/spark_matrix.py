@@ -7,7 +7,6 @@ and renews its columns of the table; the other columns stay. The exit code is 1 
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import re
 import subprocess
@@ -87,18 +86,33 @@ def table(results: dict[str, dict[str, str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
+def read_table(page: str) -> dict[str, dict[str, str]]:
+    """The results of a page's table, by version and file of tests.
+
+    >>> results = {"3.5.9": {"a": "1 passed"}, "4.0.5": {"b": "2 passed"}}
+    >>> read_table(f"<!-- matrix -->\\n{table(results)}\\n<!-- /matrix -->") == results
+    True
+    """
+    found = _TABLE.search(page)
+    lines = [line for line in (found[0] if found else "").splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    versions = rows[0][1:] if rows else []
+    return {
+        version: {row[0].strip("`"): row[column] for row in rows[2:] if row[column]}
+        for column, version in enumerate(versions, start=1)
+    }
+
+
 def main(arguments: list[str]) -> int:
     """Run the matrix and renew the page."""
     versions = [argument for argument in arguments if re.fullmatch(r"\d+\.\d+\.\d+", argument)] or list(VERSIONS)
     tests = [argument for argument in arguments if argument not in versions]
     OVERLAYS.mkdir(exist_ok=True)
-    known = OVERLAYS / "results.json"
-    results: dict[str, dict[str, str]] = json.loads(known.read_text()) if known.exists() else {}
-    failed = False
+    results, failed = read_table(PAGE.read_text()), False
     for version in versions:
-        results[version] = run_tests(version, tests)
-        failed |= any("FAILED" in text for text in results[version].values())
-        known.write_text(json.dumps(results, indent=2))
+        found = run_tests(version, tests)
+        failed |= any("FAILED" in text for text in found.values())
+        results.setdefault(version, {}).update(found)
         renew_page(results)
     return int(failed)
 

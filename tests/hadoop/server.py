@@ -7,12 +7,13 @@ import os
 import shutil
 import subprocess
 import threading
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from sparklm.spark.yarn import hadoop_settings
 
 HERE = Path(__file__).parent
 START_SECONDS = 180
@@ -34,8 +35,7 @@ class Hadoop:
     @property
     def settings(self) -> Mapping[str, str]:
         """What a client is told in HADOOP_CONF_DIR."""
-        properties = ElementTree.parse(self.conf / "yarn-site.xml").getroot().iter("property")
-        return {found.findtext("name", ""): found.findtext("value", "") for found in properties}
+        return hadoop_settings(str(self.conf), "yarn-site.xml")
 
     def order(self, text: str) -> None:
         """Tell the server to do something, such as `stop data node`; see HadoopServer.java."""

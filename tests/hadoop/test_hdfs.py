@@ -17,14 +17,14 @@ import pytest
 from sparklm.errors import StoreAwayError, UserError
 from sparklm.storage import Folder, keep_trying, open_filesystem, patience
 from tests.commands import run_command, start_process
-from tests.conftest import SENTENCES, TINY, RecordingWatcher, run_job, tiny_config
+from tests.conftest import SENTENCES, STRATEGIES, TINY, RecordingWatcher, run_job, tiny_config
 from tests.hadoop.server import Hadoop, hadoop
 from tests.store_contract import every_promise
 
 pytestmark = pytest.mark.process
 EXAMPLES = Path(__file__).parents[2] / "examples"
 S0_PORT = 9000  # of the name node that S0's own config names
-TWO_REPLICAS = ("distributed.replicas=2", "distributed.strategy=averaging", "distributed.averaging_frequency=3")
+TWO_REPLICAS = STRATEGIES["averaging"]
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +43,6 @@ def corpus(server: Hadoop) -> str:
     folder = Folder(f"{server.uri}/corpus")
     folder.write_text("sentences.txt", SENTENCES * 30)
     return folder.url
-
-
-@pytest.fixture(scope="module")
-def model_on_disk(corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    run = tmp_path_factory.mktemp("on-disk") / "run"
-    run_job(tiny_config(corpus_file, *TWO_REPLICAS), run)
-    return (run / "model.zip").read_bytes()
 
 
 def write_conf(folder: Path, properties: Mapping[str, str]) -> Path:

@@ -20,12 +20,12 @@ from sparklm.storage import Folder, LiveFile, not_waiting, patience, read_live
 from sparklm.training.checkpoint.commit import latest_step
 from sparklm.training.heartbeat import clear_beats
 from tests.commands import run_command
-from tests.conftest import SENTENCES, TINY, run_job, tiny_config
+from tests.conftest import SENTENCES, STRATEGIES, TINY, run_job, tiny_config
 from tests.servers.s3 import BUCKET, S3, FaultyProxy, moto, versitygw
 from tests.store_contract import every_promise
 
 pytestmark = pytest.mark.process
-TWO_REPLICAS = ("distributed.replicas=2", "distributed.strategy=averaging", "distributed.averaging_frequency=3")
+TWO_REPLICAS = STRATEGIES["averaging"]
 WAIT_SECONDS = 240
 
 
@@ -60,13 +60,6 @@ def corpus(proxy: FaultyProxy) -> str:
     folder = Folder(f"s3a://{BUCKET}/corpus")
     folder.write_text("sentences.txt", SENTENCES * 30)
     return folder.url
-
-
-@pytest.fixture(scope="module")
-def model_on_disk(corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    run = tmp_path_factory.mktemp("on-disk") / "run"
-    run_job(tiny_config(corpus_file, *TWO_REPLICAS), run)
-    return (run / "model.zip").read_bytes()
 
 
 def settings(*more: str) -> list[str]:

@@ -15,12 +15,15 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from sparklm.errors import JobError, UserError
 from sparklm.logs import foreign_line, is_json
 from sparklm.spark.secrets import shown_properties, split_java_options
 
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+QUIET_LEVEL = "ERROR"
 _OLDEST_JAVA = {3: 8}  # of old versions of Spark; newer ones need 17
 _OLDEST_JAVA_NOW = 17
 _WITHOUT_JAVA = "Or run without Spark: --master none needs no Java"
@@ -36,15 +39,11 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = {pattern}
 """
-QUIET_LEVEL = "ERROR"
 _TEXT_PATTERN = "spark: %p %c{1}: %m%n%ex{0}"
 _JSON_PATTERN = (
     """{"time":"%d{yyyy-MM-dd'T'HH:mm:ss.SSS}{UTC}Z","level":"%p","logger":"%enc{%c}{JSON}","""
     """"message":"%enc{%m}{JSON}"}%n%ex{0}"""
 )
-
-
-JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LINES_KEPT = 20  # of what a JVM says at its start
 
 
@@ -52,14 +51,15 @@ def check_java() -> str:
     """Make sure that there is a Java virtual machine that Spark can use, and give its version."""
     oldest = oldest_java()
     java = os.path.join(os.environ["JAVA_HOME"], "bin", "java") if os.environ.get("JAVA_HOME") else "java"
-    if shutil.which(java) is None:
+    path = shutil.which(java)
+    if path is None:
         raise UserError(
             f"Spark needs Java {oldest} or newer, and there is none ({java} was not found). "
             f"Install it, for example 'apt-get install openjdk-17-jre-headless' or 'brew install openjdk', "
             f"or point JAVA_HOME at it. {_WITHOUT_JAVA}"
         )
     try:
-        output = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True).stderr
+        output = _java_version(path)
     except (OSError, subprocess.SubprocessError) as error:
         raise UserError(f"Java does not start ({java} -version: {error}). {_WITHOUT_JAVA}") from error
     version = re.search(r'version "(?:1\.)?(\d+)', output)
@@ -69,6 +69,12 @@ def check_java() -> str:
             f"JAVA_HOME at it. {_WITHOUT_JAVA}"
         )
     return version[1] if version is not None else "of unknown version"
+
+
+@cache
+def _java_version(path: str) -> str:
+    """What a Java says of itself; a job checks its Java more than once, and is not to wait for each."""
+    return subprocess.run([path, "-version"], capture_output=True, text=True, timeout=60, check=True).stderr
 
 
 def oldest_java() -> int:

@@ -260,7 +260,9 @@ class OnSpark:
         """Look at the executors; the first time, wait until they are there."""
         is_first, self._facts = self._facts is None, self.engine.cluster(wait=self._facts is None)
         if is_first and not self._facts.executors and not self._facts.has_dynamic_allocation:
-            self.watcher.warn(no_executors(self._facts) + "; waiting for one")
+            asked = [f"{name}={value}" for name, value in self._facts.executor_size.items()]
+            of_size = f" of {', '.join(asked)}" if asked else ""
+            self.watcher.warn(f"{no_executors(self._facts)}: it may have no room for one{of_size}; waiting")
         return self._facts
 
     @property

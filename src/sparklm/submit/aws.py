@@ -10,7 +10,8 @@ import hashlib
 import logging
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -98,26 +99,14 @@ class Aws:
 
     def call(self, service: str, operation: str, **parameters: Any) -> Any:
         """One call, repeated by boto3 where AWS is busy or out of reach for a moment."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        try:
+        with _explaining(service, parameters):
             return getattr(self._client(service), operation)(**parameters)
-        except ClientError as error:
-            raise _explained(error, service, parameters) from None
-        except BotoCoreError as error:
-            raise _out_of_reach(error) from None
 
     def pages(self, service: str, operation: str, key: str, **parameters: Any) -> list[Any]:
         """All entries of a call that answers in pages."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        try:
+        with _explaining(service, parameters):
             found = self._client(service).get_paginator(operation).paginate(**parameters)
             return [entry for page in found for entry in page.get(key, ())]
-        except ClientError as error:
-            raise _explained(error, service, parameters) from None
-        except BotoCoreError as error:
-            raise _out_of_reach(error) from None
 
     def is_there(self, address: str) -> bool:
         """Whether an object of S3 is there."""
@@ -151,20 +140,17 @@ class Aws:
 
     def _put(self, path: Path, address: str) -> None:
         from boto3.exceptions import S3UploadFailedError
-        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.exceptions import ClientError
 
         bucket, key = split_bucket(address)
-        try:
-            self._client("s3").upload_file(str(path), bucket, key)  # in parts, if it is large
-        except OSError as error:
-            raise UserError(f"{path} cannot be read: {error.strerror}") from None
-        except S3UploadFailedError as error:
-            cause = error.__cause__ or error.__context__
-            if isinstance(cause, ClientError):
-                raise _explained(cause, "s3", {"Bucket": bucket, "Key": key}) from None
-            raise JobError(_one_line(error)) from None
-        except BotoCoreError as error:
-            raise _out_of_reach(error) from None
+        with _explaining("s3", {"Bucket": bucket, "Key": key}):
+            try:
+                self._client("s3").upload_file(str(path), bucket, key)  # in parts, if it is large
+            except OSError as error:
+                raise UserError(f"{path} cannot be read: {error.strerror}") from None
+            except S3UploadFailedError as error:
+                cause = error.__cause__ or error.__context__
+                raise cause if isinstance(cause, ClientError) else JobError(_one_line(error)) from None
 
     def _client(self, service: str) -> Any:
         if service not in self._clients:
@@ -232,6 +218,19 @@ def file_checksum(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()[:16]
     except OSError as error:
         raise UserError(f"the archive {path} cannot be read: {error.strerror}; make one with: sparklm pack") from None
+
+
+@contextmanager
+def _explaining(service: str, parameters: Mapping[str, Any]) -> Iterator[None]:
+    """Turn what boto3 raises into one line."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        raise _explained(error, service, parameters) from None
+    except BotoCoreError as error:
+        raise _out_of_reach(error) from None
 
 
 def _explained(error: Any, service: str, parameters: Mapping[str, Any]) -> UserError | JobError:

@@ -8,7 +8,6 @@ node, which is on-demand.
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -31,7 +30,7 @@ from sparklm.submit.aws import (
     plan_upload,
     split_bucket,
 )
-from sparklm.submit.patience import Patience
+from sparklm.submit.patience import StatePoll
 from sparklm.submit.prices import Usage, cost_line
 from sparklm.submit.protocol import PYTHON, JobState, Submission, executor_environment
 from sparklm.submit.spark_submit import conf_options, told
@@ -125,9 +124,8 @@ class EmrJob:
         self._aws, self._options, self._cluster, self._step, self._clock = aws, options, cluster, step, clock
         self._is_own = not options.cluster
         self._logs = f"{logs}/{cluster}"
-        self._state = JobState(name="PENDING")
-        self._next_question, self._was_cancelled = -math.inf, False
-        self._started, self._patience = datetime.now(UTC), Patience(clock)
+        self._poll = StatePoll(self._ask, "PENDING", ASK_EVERY_SECONDS, clock)
+        self._started, self._was_cancelled = datetime.now(UTC), False
 
     @property
     def job_id(self) -> str:
@@ -136,10 +134,7 @@ class EmrJob:
 
     def state(self) -> JobState:
         """The step's state; while it waits, the cluster's."""
-        if not self._state.is_over and self._clock() >= self._next_question:
-            self._next_question = self._clock() + ASK_EVERY_SECONDS
-            self._state = self._patience.ask(self._ask) or self._state
-        return self._state
+        return self._poll.look()
 
     def _ask(self) -> JobState:
         status = self._aws.call("emr", "describe_step", ClusterId=self._cluster, StepId=self._step)["Step"]["Status"]
@@ -156,7 +151,7 @@ class EmrJob:
 
     def new_lines(self) -> Sequence[str]:
         """The end of a failed driver's log; EMR writes it to S3 some minutes later."""
-        if not self._state.exit_code:
+        if not self._poll.last.exit_code:
             return ()
         deadline = self._clock() + 60 * self._options.log_minutes
         while not (lines := self._log_tail()) and self._clock() < deadline:
@@ -169,7 +164,8 @@ class EmrJob:
 
     def cancel(self) -> None:
         """End the cluster that was made for the job; of another one, end the step."""
-        self._next_question, self._was_cancelled = -math.inf, True
+        self._was_cancelled = True
+        self._poll.hurry()
         if self._is_own:
             self._aws.call("emr", "terminate_job_flows", JobFlowIds=[self._cluster])
         else:

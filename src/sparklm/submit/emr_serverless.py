@@ -7,7 +7,6 @@ application made for the job is deleted after it.
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +26,7 @@ from sparklm.submit.aws import (
     no_checksum,
     plan_upload,
 )
-from sparklm.submit.patience import Patience
+from sparklm.submit.patience import StatePoll
 from sparklm.submit.prices import Usage, cost_line
 from sparklm.submit.protocol import PYTHON, JobState, Submission, executor_environment
 from sparklm.submit.spark_submit import conf_options, told
@@ -122,8 +121,7 @@ class EmrServerlessJob:
     ) -> None:
         self._aws, self._options, self._application, self._run, self._clock = aws, options, application, run, clock
         self._log = f"{logs}/applications/{application}/jobs/{run}/SPARK_DRIVER"
-        self._state = JobState(name="SUBMITTED")
-        self._next_question, self._patience = -math.inf, Patience(clock)
+        self._poll = StatePoll(lambda: _state(self._ask()), "SUBMITTED", ASK_EVERY_SECONDS, clock)
 
     @property
     def job_id(self) -> str:
@@ -132,15 +130,11 @@ class EmrServerlessJob:
 
     def state(self) -> JobState:
         """The state of the job run."""
-        if not self._state.is_over and self._clock() >= self._next_question:
-            self._next_question = self._clock() + ASK_EVERY_SECONDS
-            answer = self._patience.ask(self._ask)
-            self._state = self._state if answer is None else _state(answer)
-        return self._state
+        return self._poll.look()
 
     def new_lines(self) -> Sequence[str]:
         """The end of a failed driver's log, which comes to S3 a little later."""
-        if self._state.name != "FAILED":
+        if self._poll.last.name != "FAILED":
             return ()
         deadline = self._clock() + 60 * self._options.log_minutes
         while not (lines := self._aws.read_log(f"{self._log}/stderr.gz")) and self._clock() < deadline:
@@ -162,7 +156,7 @@ class EmrServerlessJob:
 
     def cancel(self) -> None:
         """End the job run."""
-        self._next_question = -math.inf
+        self._poll.hurry()
         self._aws.call(_SERVICE, "cancel_job_run", applicationId=self._application, jobRunId=self._run)
 
     def close(self) -> None:

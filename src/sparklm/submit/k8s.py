@@ -27,7 +27,7 @@ from sparklm.submit.manifests import (
     spark_application,
     spark_properties,
 )
-from sparklm.submit.patience import Patience
+from sparklm.submit.patience import StatePoll
 from sparklm.submit.protocol import JobState, Submission
 from sparklm.submit.spark_submit import as_shell, conf_options, spark_home, told
 
@@ -78,8 +78,8 @@ class KubernetesJob:
     """A driver's pod, or the SparkApplication that makes it."""
 
     def __init__(self, options: Options, name: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._options, self._name, self._clock = options, name, clock
-        self._state, self._next_question, self._patience = JobState(name="SUBMITTED"), 0.0, Patience(clock)
+        self._options, self._name = options, name
+        self._poll = StatePoll(self._ask, "SUBMITTED", ASK_EVERY_SECONDS, clock)
 
     @property
     def job_id(self) -> str:
@@ -88,10 +88,7 @@ class KubernetesJob:
 
     def state(self) -> JobState:
         """What Kubernetes says of the pod, or the operator of the application."""
-        if not self._state.is_over and self._clock() >= self._next_question:
-            self._next_question = self._clock() + ASK_EVERY_SECONDS
-            self._state = self._patience.ask(self._ask) or self._state
-        return self._state
+        return self._poll.look()
 
     def _ask(self) -> JobState:
         pod = self._get("pod", f"{self._name}-driver")
@@ -101,7 +98,7 @@ class KubernetesJob:
 
     def new_lines(self) -> Sequence[str]:
         """The end of the driver's log."""
-        if not self._state.exit_code:
+        if not self._poll.last.exit_code:
             return ()
         try:
             return self._kubectl("logs", f"{self._name}-driver", f"--tail={LOG_TAIL_LINES}").splitlines()
@@ -117,7 +114,7 @@ class KubernetesJob:
 
     def cancel(self) -> None:
         """Delete the driver; Kubernetes ends the executors with it."""
-        self._next_question = 0.0
+        self._poll.hurry()
         if self._options.form == "spark-submit":
             self._kubectl("delete", "pod", f"{self._name}-driver", "--wait=false")
         else:

@@ -19,7 +19,7 @@ from itertools import cycle
 from sparklm.config import Config
 from sparklm.errors import JobError, UserError
 from sparklm.models.build import count_parameters
-from sparklm.spark.cluster import EXECUTORS_SECONDS, ClusterFacts
+from sparklm.spark.cluster import ClusterFacts, no_executors
 from sparklm.spark.doctor import probe
 from sparklm.spark.doctor.findings import (
     Finding,
@@ -284,11 +284,10 @@ def expected_vocab_size(config: Config) -> int:
 
 
 def _no_executors(cluster: ClusterFacts) -> Finding:
-    seen = f"{cluster.master} gave no executor within {EXECUTORS_SECONDS:.0f} s"
     remedy = (
         "see whether it has workers with free cores and memory: other jobs may hold them, or spark.executor.memory "
         "or spark.executor.cores be more than a worker has"
     )
     if is_loopback(cluster.driver_host):
         remedy += f"; executors elsewhere cannot call the driver back at {cluster.driver_host}: set spark.driver.host"
-    return Finding("slots", "problem", seen, remedy)
+    return Finding("slots", "problem", no_executors(cluster), remedy)
