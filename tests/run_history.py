@@ -48,6 +48,8 @@ def epoch_record(epoch: int) -> EpochRecord:
         loss_sum=20 * 3.3 / epoch,
         targets=100,
         correct=7 * epoch,
+        judged=100,
+        ranked=100,
         updates=20,
         seconds=2.5,
     )

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
+from torch import Tensor
 
 from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
 from sparklm.models.model_zip import TrainedModel
 from sparklm.models.network import LanguageModel
-from sparklm.models.objectives import Tally, batch_loss
+from sparklm.models.objectives import BatchLoss, Tally, batch_loss, to_device
 from sparklm.storage import Folder
 from sparklm.text.cleaning import clean
 from sparklm.text.corpus import Corpus, corpus_name, open_corpus
@@ -49,8 +50,8 @@ class Evaluation(BaseModel):
             return None
         return cls(
             loss=sum(part.loss_sum for part in parts) / targets,
-            accuracy=sum(part.correct for part in parts) / targets,
-            nearest_accuracy=sum(part.nearest for part in parts) / targets,
+            accuracy=sum(part.correct for part in parts) / sum(part.judged for part in parts),
+            nearest_accuracy=sum(part.nearest for part in parts) / sum(part.ranked for part in parts),
             tokens=targets,
             is_probability=is_probability,
         )
@@ -80,23 +81,31 @@ class CorpusEvaluation:
     text_bytes: int
 
 
-@torch.no_grad()
 def tally_windows(
     model: LanguageModel,
     stream: TokenStream,
     windows: Windows,
-    device: torch.device,
     numbers: Int64Array,
+    *,
+    loss: Callable[[LanguageModel, Tensor], BatchLoss] = batch_loss,
     on_batch: Callable[[], None] | None = None,
 ) -> Tally:
-    """Score the targets of some of a stream's windows; leaves the model in evaluation mode."""
+    """Score the targets of some of a stream's windows; leaves the model in evaluation mode.
+
+    Nothing is read from the device before the end, so that it never waits.
+    """
     model.eval()
-    tally = Tally()
-    for first in range(0, len(numbers), EVALUATION_BATCH_SIZE):
-        starts = windows.starts(numbers[first : first + EVALUATION_BATCH_SIZE])
-        tally.add(batch_loss(model, torch.from_numpy(stream.windows(starts, windows.window_size)).to(device)))
-        if on_batch is not None:
-            on_batch()
+    tally, sums = Tally(), torch.zeros(3, dtype=torch.float64, device=model.device)
+    with torch.no_grad():
+        for first in range(0, len(numbers), EVALUATION_BATCH_SIZE):
+            starts = windows.starts(numbers[first : first + EVALUATION_BATCH_SIZE])
+            batch = to_device(stream.windows(starts, windows.window_size), model.device)
+            scored = loss(model, batch)
+            sums += scored.sums
+            tally.count(scored)
+            if on_batch is not None:
+                on_batch()
+    tally.add_sums(sums.tolist())
     return tally
 
 
@@ -128,7 +137,7 @@ def _evaluate(trained: TrainedModel, stream: TokenStream, text_bytes: int, name:
     window_size = min(trained.model.shape.context_length, max(1, len(stream) - 1))
     stride = 1 if trained.model.shape.predicts_last_only else window_size
     windows = Windows(ends=np.array([len(stream)]), window_size=window_size, stride=stride)
-    tally = tally_windows(trained.model, stream, windows, trained.model.device, np.arange(windows.num_windows))
+    tally = tally_windows(trained.model, stream, windows, np.arange(windows.num_windows))
     result = Evaluation.of([tally], is_probability=not trained.model.shape.predicts_embedding)
     if result is None:
         raise UserError(f"{name}: {count(len(stream), 'token')} is too short to evaluate; at least 2 are needed")

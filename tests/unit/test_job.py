@@ -91,7 +91,7 @@ def test_copies_go_where_the_config_says(corpus_file: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ((), r"^8\.27 k parameters on cpu \(1 thread\), 128 tokens a step, \d\d steps in 2 epochs$"),
+        ((), r"^12\.4 k parameters on cpu \(1 thread\), 128 tokens a step, \d\d steps in 2 epochs$"),
         (("training.max_steps=9",), r"128 tokens a step, 9 steps in 1 epoch \(training\.max_steps\)$"),
         (("distributed.replicas=2", "training.max_minutes=1.5"), r"256 tokens a step, .* \(at most 1 min 30 s\)$"),
     ],

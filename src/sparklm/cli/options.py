@@ -222,9 +222,9 @@ def check_placement(config: Config) -> None:
 
     check_deployment(config)
     if config.spark.master == "none":
-        from sparklm.training.device import check_precision, choose_device
+        from sparklm.training.device import choose_device, choose_precision
 
-        check_precision(config.training.precision, choose_device(config.training.device))
+        choose_precision(config.training.precision, choose_device(config.training.device))
     else:
         from sparklm.spark.session import check_start
 

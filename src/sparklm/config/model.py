@@ -35,11 +35,7 @@ class ModelConfig(Section):
         None, description="size of token embeddings; none = that of given ones, else width"
     )
     freeze_embeddings: bool = Field(False, description="leave the token embeddings as they are at the start")
-    tie_embeddings: bool | None = Field(
-        None,
-        description="share the embedding with the output layer; none = yes for "
-        f"{alternatives(architectures_that(lambda kind: kind.ties_embeddings))} with embeddings that learn",
-    )
+    tie_embeddings: bool = Field(False, description="share the embedding with the output layer")
     positions: Positions | None = Field(
         None,
         description="encoding of positions; none = rotary for "
@@ -85,15 +81,9 @@ class ModelConfig(Section):
         return self.positions or ("rotary" if self.kind.is_rotary else "sinusoidal")
 
     @property
-    def resolved_tie_embeddings(self) -> bool:
-        """Whether the output layer is the embedding; embeddings that do not learn would make a poor one."""
-        is_natural = self.kind.ties_embeddings and not self.freeze_embeddings
-        return is_natural if self.tie_embeddings is None else self.tie_embeddings
-
-    @property
     def needs_embeddings_of_its_width(self) -> bool:
         """Whether embeddings must have the size of the hidden vectors."""
-        return self.kind.embeds_at_width or self.resolved_tie_embeddings
+        return self.kind.embeds_at_width or self.tie_embeddings
 
     @property
     def resolved_heads(self) -> int:

@@ -31,7 +31,6 @@ PRESETS: dict[str, dict[str, object]] = {
         "model.width": 384,
         "model.dropout": 0.1,
         "training.batch_size": 32,
-        "training.learning_rate": 3e-3,
     },
     # GPT-2's smallest size (123.6 M parameters), for a GPU.
     "gpt-124m": {
@@ -42,7 +41,6 @@ PRESETS: dict[str, dict[str, object]] = {
         "model.feedforward_size": 2048,
         "training.epochs": 1,
         "training.batch_size": 16,
-        "training.learning_rate": 2e-3,
     },
     # Five earlier systems, with their own numbers where they gave any.
     # An LSTM that predicts the embedding of the token after a window.

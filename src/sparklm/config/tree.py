@@ -195,7 +195,15 @@ class TrainingConfig(Section):
     optimizer: Annotated[str, one_of(OPTIMIZERS)] = Field(
         "muon", description=f"how gradients become updates: {', '.join(OPTIMIZERS)}"
     )
-    learning_rate: Annotated[float, Field(gt=0)] = Field(1e-2, description="highest learning rate")
+    learning_rate: Annotated[float, Field(gt=0)] = Field(
+        0.02, description="highest learning rate; muon: of the matrices inside the network"
+    )
+    embedding_rate: Annotated[float, Field(gt=0)] = Field(
+        7.5, description="muon: highest rate of the embedding, in learning rates, at a width of 768"
+    )
+    output_rate: Annotated[float, Field(gt=0)] = Field(
+        0.2, description="muon: highest rate of the output layer, in learning rates, at a width of 768"
+    )
     schedule: Annotated[str, one_of(SCHEDULES)] = Field(
         "cosine", description="the rate after warm-up: constant, cosine, stable (then falling), step (falling at times)"
     )
@@ -208,8 +216,12 @@ class TrainingConfig(Section):
     final_learning_rate_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
         0.05, description="what is left of the rate at the end"
     )
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.1, description="pull of matrices towards zero")
-    momentum: Fraction = Field(0.9, description="momentum of nesterov and muon")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        0.1, description="pull of matrices towards zero; that of muon falls with the rate"
+    )
+    momentum: Fraction | None = Field(
+        None, description="momentum of nesterov (none = 0.9) and of muon (none = 0.95), which rises to it from 0.85"
+    )
     beta1: Fraction = Field(0.9, description="decay of the mean of gradients in adam and adamw")
     beta2: Fraction = Field(0.95, description="decay of the mean of squared gradients in adam and adamw")
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
@@ -234,7 +246,10 @@ class TrainingConfig(Section):
     keep_checkpoints: PositiveInt = Field(2, description="newest checkpoints kept")
     seed: Seed = Field(1337, description="decides initial weights, order and dropout")
     threads: PositiveInt | None = Field(None, description="CPU threads of a replica; none = those its slot has")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="numbers in matrix products; weights stay fp32")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="numbers in matrix products; weights stay fp32; auto = bf16 on a GPU that has it"
+    )
+    compile: bool | None = Field(None, description="compile the network; none = on a GPU that torch's compiler knows")
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="where tensors live; auto = a GPU if there is one"
     )

@@ -46,6 +46,12 @@ class RmsNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.epsilon)
 
 
+def project(x_BTC: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
+    """Apply several layers to the same vectors, as one matrix product: few large ones are faster than many small."""
+    weight = torch.cat([layer.weight for layer in layers])
+    return torch.split(F.linear(x_BTC, weight), [layer.out_features for layer in layers], dim=-1)
+
+
 class Attention(nn.Module):
     """Causal self-attention with normalised, rotated queries and keys."""
 
@@ -63,9 +69,10 @@ class Attention(nn.Module):
     def forward(self, x_BTC: Tensor, rotation: tuple[Tensor, Tensor], cache: Cache | None) -> Tensor:
         """Let every position look at itself and the ones before it."""
         B, T, _ = x_BTC.shape
-        query_BHTD = rotate(self.q_norm(self._heads(self.q_proj(x_BTC))), rotation)
-        key_BKTD = rotate(self.k_norm(self._heads(self.k_proj(x_BTC))), rotation)
-        value_BKTD = self._heads(self.v_proj(x_BTC))
+        queries, keys, values = project(x_BTC, self.q_proj, self.k_proj, self.v_proj)
+        query_BHTD = rotate(self.q_norm(self._heads(queries)), rotation)
+        key_BKTD = rotate(self.k_norm(self._heads(keys)), rotation)
+        value_BKTD = self._heads(values)
         if cache is not None:
             key_BKTD, value_BKTD = cache.extend(self.layer, key_BKTD, value_BKTD)
         mixed_BHTD = F.scaled_dot_product_attention(
@@ -82,7 +89,7 @@ class Attention(nn.Module):
     def _heads(self, x_BTC: Tensor) -> Tensor:
         """Split the width into heads: (B, T, heads · D) to (B, heads, T, D)."""
         B, T, _ = x_BTC.shape
-        return x_BTC.view(B, T, -1, self.head_size).transpose(1, 2)
+        return x_BTC.reshape(B, T, -1, self.head_size).transpose(1, 2)
 
 
 class SwiGlu(nn.Module):
@@ -96,7 +103,8 @@ class SwiGlu(nn.Module):
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         """Transform each position by itself."""
-        return self.down_proj(F.silu(self.gate_proj(x_BTC)) * self.up_proj(x_BTC))  # type: ignore[no-any-return]
+        gate_BTF, up_BTF = project(x_BTC, self.gate_proj, self.up_proj)
+        return self.down_proj(F.silu(gate_BTF) * up_BTF)  # type: ignore[no-any-return]
 
 
 class DecoderLayer(nn.Module):
@@ -141,12 +149,19 @@ class Decoder(nn.Module):
         start = cache.length if cache is not None else 0
         stop = start + tokens_BT.shape[1]
         rotation = self.cosine_TD[start:stop], self.sine_TD[start:stop]  # type: ignore[index]
-        x_BTC = self.dropout(self.embed_tokens(tokens_BT))
+        x_BTC = self.dropout(_in_half_precision(self.embed_tokens(tokens_BT)))
         for layer in self.layers:
             x_BTC = layer(x_BTC, rotation, cache)
         if cache is not None:
             cache.length = stop
         return self.norm(x_BTC)  # type: ignore[no-any-return]
+
+
+def _in_half_precision(x: Tensor) -> Tensor:
+    """The residual stream in the precision of matrix products, where that is halved."""
+    kind = x.device.type
+    is_halved = kind != "meta" and torch.is_autocast_enabled(kind)
+    return x.to(torch.get_autocast_dtype(kind)) if is_halved else x
 
 
 class Gpt(LanguageModel):
@@ -214,14 +229,21 @@ class Gpt(LanguageModel):
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator) -> None:
-        """Draw the first weights: normal with deviation 0.02, smaller where a layer adds to the residual stream."""
+        """Draw the first weights: matrices that keep a vector's length, and nothing where a layer adds to the stream.
+
+        So a network begins as if it had no layers, and all tokens are about equally likely.
+        """
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
                 continue  # norms start at one
-            deviation = 0.02
             if name.endswith(("o_proj.weight", "down_proj.weight")):
-                deviation /= (2 * self.shape.num_layers) ** 0.5
-            parameter.normal_(0.0, deviation, generator=generator)
+                parameter.zero_()
+            elif name == "lm_head.weight":
+                parameter.normal_(0.0, 0.001, generator=generator)
+            elif name.endswith("embed_tokens.weight"):
+                parameter.normal_(0.0, 0.02 if self.shape.tie_embeddings else 0.8, generator=generator)
+            else:
+                parameter.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
 
 
 def _refuse_unknown_parts(config: dict[str, Any], rope: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ E embedding size, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,11 @@ from torch import Tensor
 
 from sparklm.models.network import LanguageModel, cosines
 from sparklm.models.shape import Objective
+from sparklm.text.windows import Int64Array
 
-# Scores are made for this many (prediction, token) pairs at once: 64 MiB in float32.
-MOST_SCORES_AT_ONCE = 2**24
+# Scores are made for this many (prediction, token) pairs at once: 64 MiB in float32; on a GPU, 1 GiB.
+MOST_SCORES_AT_ONCE, _MORE_ON_A_GPU = 2**24, 2**4
+LossFunction = Callable[[LanguageModel, Tensor, float, int], tuple[Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,13 +29,22 @@ class BatchLoss:
 
     For tokens, right means that the likeliest token is the true one. For embeddings it means, as in the system that
     this comes from, a cosine of at least the threshold; how often the *nearest* token is the true one, which is much
-    harder, is counted beside it.
+    harder, is counted beside it. To find the best token takes long, so it is looked for at the targets that are
+    *ranked*, which may be some of them only.
     """
 
     loss: Tensor
     num_correct: Tensor
     num_nearest: Tensor  # the best token is the true one
     num_targets: int
+    num_judged: int  # targets among which the right were counted
+    num_ranked: int  # and the nearest
+
+    @property
+    def sums(self) -> Tensor:
+        """The sum of the losses, of the right and of the nearest, as one small tensor on the device."""
+        loss_sum = self.loss.detach().double() * self.num_targets
+        return torch.stack((loss_sum, self.num_correct.double(), self.num_nearest.double()))
 
 
 @dataclass
@@ -43,13 +55,20 @@ class Tally:
     correct: int = 0
     nearest: int = 0
     targets: int = 0
+    judged: int = 0  # targets among which the right were counted
+    ranked: int = 0  # and the nearest
 
-    def add(self, batch: BatchLoss) -> None:
-        """Count a batch."""
-        self.loss_sum += batch.loss.item() * batch.num_targets
-        self.correct += int(batch.num_correct.item())
-        self.nearest += int(batch.num_nearest.item())
+    def count(self, batch: BatchLoss) -> None:
+        """Count the targets of a batch, whose sums are read later."""
         self.targets += batch.num_targets
+        self.judged += batch.num_judged
+        self.ranked += batch.num_ranked
+
+    def add_sums(self, sums: Sequence[float]) -> None:
+        """Add what was read from the device."""
+        self.loss_sum += sums[0]
+        self.correct += int(sums[1])
+        self.nearest += int(sums[2])
 
     @property
     def loss(self) -> float:
@@ -57,8 +76,38 @@ class Tally:
         return self.loss_sum / self.targets
 
 
-def batch_loss(model: LanguageModel, windows: Tensor, label_smoothing: float = 0.0) -> BatchLoss:
-    """Score a network by its objective; a window's first tokens are the input, those one place later the targets."""
+def batch_loss(
+    model: LanguageModel,
+    windows: Tensor,
+    label_smoothing: float = 0.0,
+    most_ranked: int | None = None,
+    compute: LossFunction | None = None,
+) -> BatchLoss:
+    """Score a network by its objective, and rank at most so many of the targets, spread over all of them.
+
+    `compute` is `loss_and_counts`, or what does the same.
+    """
+    shape = model.shape
+    num_targets = windows.shape[0] * (1 if shape.predicts_last_only else windows.shape[1] - 1)
+    num_ranked = num_targets if most_ranked is None else min(most_ranked, num_targets)
+    loss, num_correct, num_nearest = (compute or loss_and_counts)(model, windows, label_smoothing, num_ranked)
+    return BatchLoss(
+        loss=loss,
+        num_correct=num_correct,
+        num_nearest=num_nearest,
+        num_targets=num_targets,
+        num_judged=num_targets if shape.predicts_embedding else num_ranked,
+        num_ranked=num_ranked,
+    )
+
+
+def loss_and_counts(
+    model: LanguageModel, windows: Tensor, label_smoothing: float, num_ranked: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The mean loss, and the numbers of the right and of the nearest.
+
+    A window's first tokens are the input, those one place later the targets.
+    """
     inputs_BT, targets_BT = windows[:, :-1], windows[:, 1:]
     features_BTC = model.features(inputs_BT)
     if model.shape.predicts_last_only:
@@ -66,26 +115,27 @@ def batch_loss(model: LanguageModel, windows: Tensor, label_smoothing: float = 0
     features_NC, targets_N = features_BTC.flatten(0, 1), targets_BT.flatten()
     if model.shape.predicts_embedding:
         predicted_NE = model.predicted_embeddings(features_NC)
-        return _embedding_loss(predicted_NE, targets_N, model.token_embeddings, model.shape.objective)
-    return _token_loss(features_NC, targets_N, model.output_weight, label_smoothing)
+        return _embedding_loss(predicted_NE, targets_N, model.token_embeddings, model.shape.objective, num_ranked)
+    loss_sum, num_correct = _token_loss(features_NC, targets_N, model.output_weight, label_smoothing, num_ranked)
+    return loss_sum / targets_N.numel(), num_correct, num_correct
 
 
-def _token_loss(features_NC: Tensor, targets_N: Tensor, weight_VC: Tensor, label_smoothing: float) -> BatchLoss:
+def _token_loss(
+    features_NC: Tensor, targets_N: Tensor, weight_VC: Tensor, label_smoothing: float, num_ranked: int
+) -> tuple[Tensor, Tensor]:
     """Cross-entropy of a softmax over the vocabulary.
 
     With a large vocabulary the scores of a batch would be by far its largest tensor: they are then made chunk by chunk.
+    A compiler keeps them in half precision and few copies, and they stay whole.
     """
     num_targets = targets_N.numel()
-    rows = _rows_at_once(num_targets, weight_VC.shape[0])
-    if rows >= num_targets:
-        loss_sum, num_correct = _cross_entropy_sum(features_NC, targets_N, weight_VC, label_smoothing)
-    else:
-        loss_sum, num_correct = _ChunkedCrossEntropy.apply(
-            features_NC, targets_N, weight_VC, label_smoothing, rows, torch.is_grad_enabled()
-        )  # type: ignore[no-untyped-call]
-    return BatchLoss(
-        loss=loss_sum / num_targets, num_correct=num_correct, num_nearest=num_correct, num_targets=num_targets
-    )
+    rows = _rows_at_once(num_targets, weight_VC)
+    if rows >= num_targets or torch.compiler.is_compiling():
+        return _cross_entropy_sum(features_NC, targets_N, weight_VC, label_smoothing, num_ranked)
+    chunked: tuple[Tensor, Tensor] = _ChunkedCrossEntropy.apply(
+        features_NC, targets_N, weight_VC, label_smoothing, num_ranked, rows, torch.is_grad_enabled()
+    )  # type: ignore[no-untyped-call]
+    return chunked
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -102,16 +152,20 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         targets_N: Tensor,
         weight_VC: Tensor,
         label_smoothing: float,
+        num_ranked: int,
         rows: int,
         with_gradients: bool,
     ) -> tuple[Tensor, Tensor]:
         """Sum the loss and the right answers over all chunks, and their gradients if they will be asked for."""
         feature_gradients, weight_gradient = [], torch.zeros_like(weight_VC)
         loss_sum, num_correct = features_NC.new_zeros(()), targets_N.new_zeros(())
-        for features, targets in zip(torch.split(features_NC, rows), torch.split(targets_N, rows), strict=True):
+        for start in range(0, len(targets_N), rows):
+            features, targets = features_NC[start : start + rows], targets_N[start : start + rows]
+            stop = start + len(targets)
+            ranked = num_ranked * stop // len(targets_N) - num_ranked * start // len(targets_N)
             with torch.set_grad_enabled(with_gradients):
                 inputs = features.detach().requires_grad_(), weight_VC.detach().requires_grad_()
-                chunk_sum, chunk_correct = _cross_entropy_sum(inputs[0], targets, inputs[1], label_smoothing)
+                chunk_sum, chunk_correct = _cross_entropy_sum(inputs[0], targets, inputs[1], label_smoothing, ranked)
             if with_gradients:
                 feature_gradient, chunk_weight_gradient = torch.autograd.grad(chunk_sum, inputs)
                 feature_gradients.append(feature_gradient)
@@ -126,37 +180,55 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         """Scale the gradients by that of the sum."""
         feature_gradients_NC, weight_gradient_VC = ctx.saved_tensors
-        return outer[0] * feature_gradients_NC, None, outer[0] * weight_gradient_VC, None, None, None
+        return outer[0] * feature_gradients_NC, None, outer[0] * weight_gradient_VC, None, None, None, None
 
 
 def _cross_entropy_sum(
-    features_NC: Tensor, targets_N: Tensor, weight_VC: Tensor, label_smoothing: float
+    features_NC: Tensor, targets_N: Tensor, weight_VC: Tensor, label_smoothing: float, num_ranked: int
 ) -> tuple[Tensor, Tensor]:
     logits_NV = F.linear(features_NC, weight_VC)
     loss_sum = F.cross_entropy(logits_NV, targets_N, reduction="sum", label_smoothing=label_smoothing)
-    return loss_sum, (logits_NV.detach().argmax(dim=-1) == targets_N).sum()
+    ranked = _spread(num_ranked, targets_N)
+    return loss_sum, (logits_NV.detach()[ranked].argmax(dim=-1) == targets_N[ranked]).sum()
 
 
-def _embedding_loss(predicted_NE: Tensor, targets_N: Tensor, embeddings_VE: Tensor, objective: Objective) -> BatchLoss:
+def _embedding_loss(
+    predicted_NE: Tensor, targets_N: Tensor, embeddings_VE: Tensor, objective: Objective, num_ranked: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Distance of the predicted embeddings from the true ones: the mean square of components, or 1 - cosine."""
     true_NE = embeddings_VE[targets_N]
     similarities_N = F.cosine_similarity(predicted_NE, true_NE, dim=-1)
     loss = F.mse_loss(predicted_NE, true_NE) if objective.embedding_loss == "mse" else 1.0 - similarities_N.mean()
-    return BatchLoss(
-        loss=loss,
-        num_correct=(similarities_N.detach() >= objective.similarity_threshold).sum(),
-        num_nearest=_count_nearest(predicted_NE.detach(), targets_N, embeddings_VE),
-        num_targets=targets_N.numel(),
-    )
+    num_correct = (similarities_N.detach() >= objective.similarity_threshold).sum()
+    if num_ranked == 0:
+        return loss, num_correct, torch.zeros_like(num_correct)
+    ranked = _spread(num_ranked, targets_N)
+    num_nearest = _count_nearest(predicted_NE.detach()[ranked], targets_N[ranked], embeddings_VE)
+    return loss, num_correct, num_nearest
 
 
 def _count_nearest(predicted_NE: Tensor, targets_N: Tensor, embeddings_VE: Tensor) -> Tensor:
     """Count the predictions whose nearest embedding, by cosine, is that of the true token."""
-    rows = _rows_at_once(targets_N.numel(), embeddings_VE.shape[0])
+    rows = _rows_at_once(targets_N.numel(), embeddings_VE)
     nearest = [cosines(chunk, embeddings_VE).argmax(dim=-1) for chunk in torch.split(predicted_NE, rows)]
     return (torch.cat(nearest) == targets_N).sum()
 
 
-def _rows_at_once(num_targets: int, vocab_size: int) -> int:
+def _spread(count: int, targets_N: Tensor) -> Tensor | slice:
+    """The places of so many targets, spread evenly; all of them, if it is as many."""
+    num_targets = targets_N.numel()
+    if count == num_targets:
+        return slice(None)
+    return torch.arange(count, device=targets_N.device) * num_targets // max(1, count)
+
+
+def _rows_at_once(num_targets: int, weight_VC: Tensor) -> int:
     """How many predictions' scores may be made at once."""
-    return min(num_targets, max(1, MOST_SCORES_AT_ONCE // vocab_size))
+    most = MOST_SCORES_AT_ONCE * (_MORE_ON_A_GPU if weight_VC.is_cuda else 1)
+    return min(num_targets, max(1, most // weight_VC.shape[0]))
+
+
+def to_device(windows: Int64Array, device: torch.device) -> Tensor:
+    """Windows as a tensor where the network is; on their way to a GPU they keep nobody waiting."""
+    tensor = torch.from_numpy(windows)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

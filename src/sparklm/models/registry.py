@@ -31,7 +31,6 @@ class Architecture:
     is_rotary: bool = False  # positions are rotary, and nothing else
     predicts_every_position: bool = True  # or only what follows the whole window
     predicts_embeddings: bool = True  # has the objective `embedding`
-    ties_embeddings: bool = False  # shares the embedding with the output layer unless set otherwise
     embeds_at_width: bool = False  # embeddings must have the size of the hidden vectors
     hugging_face_type: str | None = None  # model_type of the Hugging Face model that it is, if it is one
 
@@ -84,7 +83,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         has_feedforward=True,
         is_rotary=True,
         predicts_embeddings=False,
-        ties_embeddings=True,
         embeds_at_width=True,
         hugging_face_type="qwen3",
     ),

@@ -70,7 +70,7 @@ class ModelShape(Section):
             head_size=model.resolved_head_size,
             feedforward_size=model.resolved_feedforward_size,
             positions=model.resolved_positions,
-            tie_embeddings=model.resolved_tie_embeddings,
+            tie_embeddings=model.tie_embeddings,
             freeze_embeddings=config.embeddings_are_frozen,
             rope_base=model.rope_base,
             norm_epsilon=model.norm_epsilon,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import psutil
 import torch
@@ -23,13 +23,31 @@ def choose_device(wanted: str) -> torch.device:
     return torch.device("cuda" if has_gpu and wanted != "cpu" else "cpu")
 
 
-def check_precision(precision: str, device: torch.device) -> None:
-    """Refuse bfloat16 on processors that would only emulate it, many times slower than float32."""
-    if precision == "bf16" and device.type == "cpu" and not has_fast_bfloat16():
+def choose_precision(wanted: str, device: torch.device) -> Literal["fp32", "bf16"]:
+    """The precision of matrix products: bf16 on a GPU that has it, unless set otherwise.
+
+    On processors that would only emulate bf16, many times slower than fp32, it is refused.
+    """
+    if device.type == "cuda":
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        if wanted == "bf16" and not has_bf16:
+            raise UserError(
+                "training.precision = 'bf16', but this GPU has no bfloat16 arithmetic; use 'auto' or 'fp32'"
+            )
+        return "bf16" if has_bf16 and wanted != "fp32" else "fp32"
+    if wanted == "bf16" and not has_fast_bfloat16():
         raise UserError(
             "training.precision = 'bf16', but this processor has no bfloat16 arithmetic (AVX512_BF16 or AMX) and would "
             "be tens to hundreds of times slower than with 'fp32'; use 'fp32', or a GPU"
         )
+    return "bf16" if wanted == "bf16" else "fp32"
+
+
+def can_compile(device: torch.device) -> bool:
+    """Whether torch has a compiler for this device that pays: Triton, on GPUs that it knows."""
+    from torch.utils._triton import has_triton
+
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (7, 0) and has_triton()
 
 
 def has_fast_bfloat16() -> bool:

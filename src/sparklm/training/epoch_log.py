@@ -32,6 +32,8 @@ class EpochTotals(BaseModel):
     targets: int = 0
     correct: int = 0
     nearest: int = 0
+    judged: int = 0
+    ranked: int = 0
     updates: int = 0
     gradient_sum: float = 0.0
     gradient_square_sum: float = 0.0
@@ -53,6 +55,8 @@ class EpochTotals(BaseModel):
         self.targets += tally.targets
         self.correct += tally.correct
         self.nearest += tally.nearest
+        self.judged += tally.judged
+        self.ranked += tally.ranked
         self.last_loss = tally.loss
 
     def add_update(self, *, gradient_norm: float, learning_rate: float) -> None:
@@ -104,13 +108,13 @@ class EpochTotals(BaseModel):
 
     @property
     def accuracy(self) -> float:
-        """Part of the targets that were predicted right."""
-        return self.correct / self.targets
+        """Part of the targets that were predicted right, of those that were looked at."""
+        return self.correct / self.judged
 
     @property
-    def nearest_accuracy(self) -> float:
-        """Part of the targets that were the best token."""
-        return self.nearest / self.targets
+    def nearest_accuracy(self) -> float | None:
+        """Part of the targets that were the best token, of those that were looked at."""
+        return self.nearest / self.ranked if self.ranked else None
 
     @property
     def cpu_load(self) -> float | None:
@@ -163,15 +167,17 @@ class EpochLog:
         self.totals.add_phases(self.clock.take())
         return EpochSnapshot(totals=self.totals, steps=self._steps, evaluations=self.evaluations)
 
+    def is_due(self, step: int) -> bool:
+        """Whether it is a step's turn to be logged."""
+        return step % self._every == 0 or step == self.plan.epoch_end(self.plan.epoch_of(step - 1))
+
     def add_step(self, step: int, replica: int) -> None:
         """Keep a line of the step just done for steps.jsonl, if it is its turn.
 
         Tokens are counted over the time of work since the line before, or, in a replica from a checkpoint, since the
         epoch began.
         """
-        epoch = self.plan.epoch_of(step - 1)
-        is_due = step % self._every == 0 or step == self.plan.epoch_end(epoch)
-        if not is_due or replica >= NUM_LOGGING_REPLICAS:
+        if not self.is_due(step) or replica >= NUM_LOGGING_REPLICAS:
             return
         since, tokens_before = self._last_line
         worked, totals = working_seconds(self._phases()), self.totals
@@ -179,7 +185,7 @@ class EpochLog:
         self._steps.append(
             StepRecord(
                 step=step,
-                epoch=epoch + 1,
+                epoch=self.plan.epoch_of(step - 1) + 1,
                 time=time.time(),
                 loss=totals.last_loss,
                 learning_rate=totals.learning_rate,

@@ -1,14 +1,17 @@
 """Muon: momentum whose update is made orthogonal, so that a matrix learns in all its directions alike.
 
-torch's own computes in bfloat16, which most CPUs only emulate. This one stays in the parameters' precision and takes
-all matrices of one shape through the iteration together.
+torch's own computes in bfloat16, which most CPUs only emulate. This one does so on GPUs only, and takes all matrices of
+one shape through the iteration together. Two things are added: each row of an update (or column, of a wide matrix) is
+scaled by a running mean of its squares, as Adam does with single numbers, and weights decay only where the update does
+not make them larger anyway.
+
+Shapes: N matrices, R rows, C columns.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +19,31 @@ from torch import Tensor, nn
 # Coefficients of the fifth-degree iteration of Keller Jordan et al.: five rounds bring singular values near one.
 _CUBIC_AND_QUINTIC = (3.4445, -4.7750, 2.0315)
 _ROUNDS = 5
-# An orthogonal matrix of n rows and m columns has entries of root mean square 1 / sqrt(max(n, m)). With this factor an
-# update is as large as AdamW's usually are, and both can share a learning rate.
-_USUAL_SIZE_OF_ADAMW_UPDATE = 0.2
+_SQUARES_KEPT = 0.9  # of the running mean of squares, at each step
+_TINY = 1e-10
+
+
+Dial = float | Tensor  # a tensor on a GPU, so that a step need not be told its value anew
 
 
 class Muon(torch.optim.Optimizer):
-    """For matrices inside a network; embeddings, output layers and vectors want another optimizer."""
+    """For matrices inside a network; embeddings, output layers and vectors want another optimizer.
 
-    def __init__(self, matrices: Iterable[nn.Parameter], *, lr: float, momentum: float, weight_decay: float) -> None:
+    The state of matrices of one shape is one stack; each has its row of it.
+    """
+
+    def __init__(
+        self,
+        matrices: Iterable[nn.Parameter],
+        *,
+        lr: Dial,
+        momentum: Dial,
+        weight_decay: Dial,
+        compiles: bool = False,
+    ) -> None:
         super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self._update = torch.compile(_update, fullgraph=True, dynamic=False) if compiles else _update
+        self._stacks: dict[torch.Size, tuple[Tensor, Tensor]] = {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -36,21 +54,65 @@ class Muon(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     by_shape[parameter.shape].append(parameter)
+            dials = [group[name] for name in ("lr", "momentum", "weight_decay")]
             for shape, parameters in by_shape.items():
-                self._update(parameters, max(shape), group)
+                gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+                weights = torch.stack([*parameters])
+                self._update(weights, torch.stack(gradients), *self._stacked_state(shape, parameters), *dials)
+                torch._foreach_copy_([*parameters], [*weights])
 
-    def _update(self, parameters: list[nn.Parameter], longer_side: int, group: dict[str, Any]) -> None:
-        momentum, rate = group["momentum"], group["lr"]
-        directions = []
-        for parameter in parameters:
-            average = self.state[parameter].setdefault("average", torch.zeros_like(parameter))
-            assert parameter.grad is not None
-            average.lerp_(parameter.grad, 1.0 - momentum)
-            directions.append(parameter.grad.lerp(average, momentum))  # Nesterov's look ahead
-        updates = orthogonalise(torch.stack(directions))
-        size = _USUAL_SIZE_OF_ADAMW_UPDATE * longer_side**0.5
-        for parameter, update in zip(parameters, updates, strict=True):
-            parameter.mul_(1.0 - rate * group["weight_decay"]).add_(update, alpha=-rate * size)
+    def _stacked_state(self, shape: torch.Size, parameters: list[nn.Parameter]) -> tuple[Tensor, Tensor]:
+        """The running means of gradients and of squares; put together first, where they were loaded one by one."""
+        states = [self.state[parameter] for parameter in parameters]
+        averages, squares = self._stacks.get(shape, (None, None))
+        rows = 0 if averages is None else len(averages)
+        if averages is None or rows != len(states) or any(_is_elsewhere(s, averages, i) for i, s in enumerate(states)):
+            none_N = [torch.zeros_like(parameter) for parameter in parameters]
+            averages = torch.stack([state.get("average", none) for state, none in zip(states, none_N, strict=True)])
+            row_squares = [none.mean(dim=_shorter_dim(none), keepdim=True) for none in none_N]
+            squares = torch.stack([s.get("squares", none) for s, none in zip(states, row_squares, strict=True)])
+            self._stacks[shape] = averages, squares
+            for state, average, square in zip(states, averages, squares, strict=True):
+                state["average"], state["squares"] = average, square
+        assert squares is not None
+        return averages, squares
+
+
+def _is_elsewhere(state: dict[str, Tensor], averages: Tensor, row: int) -> bool:
+    return "average" not in state or state["average"].data_ptr() != averages[row].data_ptr()
+
+
+def _update(
+    weights_NRC: Tensor,
+    gradients_NRC: Tensor,
+    averages_NRC: Tensor,
+    squares_N: Tensor,
+    rate: Dial,
+    momentum: Dial,
+    weight_decay: Dial,
+) -> None:
+    """One step, in place."""
+    averages_NRC.lerp_(gradients_NRC, 1.0 - momentum)
+    updates_NRC = orthogonalise(gradients_NRC.lerp(averages_NRC, momentum))  # Nesterov's look ahead
+    updates_NRC = _evened(updates_NRC.float(), squares_N)
+    # An update changes what a matrix does to a vector about as much whatever its shape.
+    updates_NRC = updates_NRC * max(1.0, weights_NRC.shape[1] / weights_NRC.shape[2]) ** 0.5
+    shrinks = updates_NRC * weights_NRC >= 0
+    weights_NRC.sub_(rate * (updates_NRC + weight_decay * weights_NRC * shrinks))
+
+
+def _evened(updates_NRC: Tensor, squares_N: Tensor) -> Tensor:
+    """Divide each row, or column, by the root of the running mean of its squares; the whole keeps its size."""
+    dim = _shorter_dim(updates_NRC)
+    squares_N.lerp_(updates_NRC.square().mean(dim=dim, keepdim=True), 1.0 - _SQUARES_KEPT)
+    evened = updates_NRC * squares_N.clamp_min(_TINY).rsqrt()
+    before, after = (torch.linalg.vector_norm(each, dim=(-2, -1), keepdim=True) for each in (updates_NRC, evened))
+    kept: Tensor = evened * (before / after.clamp_min(_TINY))
+    return kept
+
+
+def _shorter_dim(matrices: Tensor) -> int:
+    return -1 if matrices.shape[-2] >= matrices.shape[-1] else -2
 
 
 def orthogonalise(matrices_NRC: Tensor) -> Tensor:
@@ -64,7 +126,8 @@ def orthogonalise(matrices_NRC: Tensor) -> Tensor:
     is_tall = matrices_NRC.shape[1] > matrices_NRC.shape[2]
     x: Tensor = matrices_NRC.mT if is_tall else matrices_NRC
     x = x / (torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True) + 1e-7)
+    x = x.bfloat16() if x.is_cuda else x
     for _ in range(_ROUNDS):
         square = x @ x.mT
-        x = linear * x + (cubic * square + quintic * square @ square) @ x
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=cubic, alpha=quintic), x, beta=linear)
     return x.mT if is_tall else x

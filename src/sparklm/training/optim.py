@@ -6,20 +6,30 @@ is made.
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from sparklm.training.schedule import muon_momentum, rate_factor
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
     from sparklm.config import TrainingConfig
+    from sparklm.training.muon import Dial
 
     # Makes the parts of an optimizer, which share a network's parameters (by name) between them.
     Build = Callable[[Mapping[str, nn.Parameter], TrainingConfig], list[torch.optim.Optimizer]]
 
-_ENDS = ("embed", "lm_head", "output")  # parts of the names of the matrices at a network's two ends
+# Muon: highest rates of other parameters, as multiples of that of matrices. Those of embedding and output hold for a
+# width of 768, and are larger in narrower networks.
+_VECTOR_RATE, _WIDTH_OF_RATES = 0.25, 768
+_NESTEROV_MOMENTUM = 0.9
+_OUTPUTS = ("lm_head", "output")  # parts of the names of output layers,
+_ENDS = ("embed", *_OUTPUTS)  # and of the matrices at a network's two ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +40,7 @@ class OptimizerKind:
     build: Build
     state_floats: int  # kept from step to step
     working_floats: int = 0  # there for a moment in a step
+    can_be_recorded: bool = False  # a step on a GPU
 
 
 def _sgd(named: Mapping[str, nn.Parameter], training: TrainingConfig, **options: Any) -> list[torch.optim.Optimizer]:
@@ -39,38 +50,90 @@ def _sgd(named: Mapping[str, nn.Parameter], training: TrainingConfig, **options:
 
 
 def _nesterov(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> list[torch.optim.Optimizer]:
-    return _sgd(named, training, momentum=training.momentum, nesterov=True)
+    momentum = _NESTEROV_MOMENTUM if training.momentum is None else training.momentum
+    return _sgd(named, training, momentum=momentum, nesterov=True)
 
 
 def _adam(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> list[torch.optim.Optimizer]:
     from torch.optim import Adam
 
-    betas = training.beta1, training.beta2
-    return [Adam(_groups(named.values(), training), lr=training.learning_rate, betas=betas, fused=True)]
+    return [Adam(_groups(named.values(), training), **_adam_options(named, training))]
 
 
 def _adamw(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> list[torch.optim.Optimizer]:
     from torch.optim import AdamW
 
-    betas = training.beta1, training.beta2
-    return [AdamW(_groups(named.values(), training), lr=training.learning_rate, betas=betas, fused=True)]
+    return [AdamW(_groups(named.values(), training), **_adam_options(named, training))]
 
 
 def _muon(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> list[torch.optim.Optimizer]:
+    from torch.optim import AdamW
+
+    from sparklm.training.device import can_compile
     from sparklm.training.muon import Muon
 
-    hidden = {name: parameter for name, parameter in named.items() if _is_hidden_matrix(name, parameter)}
-    others = {name: parameter for name, parameter in named.items() if name not in hidden}
-    rate, decay = training.learning_rate, training.weight_decay
-    muon = Muon(hidden.values(), lr=rate, momentum=training.momentum, weight_decay=decay)
-    return [muon, *_adamw(others, training)]
+    device = _device_of(named)
+    hidden = [parameter for name, parameter in named.items() if _is_hidden_matrix(name, parameter)]
+    muon = Muon(
+        hidden,
+        lr=_dial(training.learning_rate, device),
+        momentum=_dial(muon_momentum(0, 1, training), device),
+        weight_decay=_dial(training.weight_decay, device),
+        compiles=training.compile is not False and can_compile(device),
+    )
+    by_rate: dict[float, list[nn.Parameter]] = defaultdict(list)
+    is_tied = not any(_is_output(name) for name in named)
+    for name, parameter in named.items():
+        if not _is_hidden_matrix(name, parameter):
+            by_rate[_rate_outside(parameter, training, is_output=is_tied or _is_output(name))].append(parameter)
+    groups = [
+        {"params": parameters, "lr": _dial(rate, device), "weight_decay": 0.0} for rate, parameters in by_rate.items()
+    ]
+    return [muon, AdamW(groups, eps=1e-10, **_adam_options(named, training))]
+
+
+def _rate_outside(parameter: nn.Parameter, training: TrainingConfig, *, is_output: bool) -> float:
+    """The highest rate of what is no matrix inside the network, from that of those."""
+    if parameter.dim() < 2:
+        return _VECTOR_RATE * training.learning_rate
+    times = training.output_rate if is_output else training.embedding_rate
+    return times * training.learning_rate * math.sqrt(_WIDTH_OF_RATES / parameter.shape[1])
+
+
+def _is_output(name: str) -> bool:
+    return any(part in name for part in _OUTPUTS)
+
+
+def _adam_options(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> dict[str, Any]:
+    device = _device_of(named)
+    return {
+        "lr": _dial(training.learning_rate, device),
+        "betas": (training.beta1, training.beta2),
+        "fused": True,
+        "capturable": device.type == "cuda",
+    }
+
+
+def _device_of(named: Mapping[str, nn.Parameter]) -> torch.device:
+    return next(iter(named.values())).device
+
+
+def _dial(value: float, device: torch.device) -> Dial:
+    """A rate or the like; on a GPU a tensor, which a recorded step reads anew whenever it is repeated."""
+    import torch
+
+    return torch.tensor(value, device=device) if device.type == "cuda" else value
 
 
 OPTIMIZERS: dict[str, OptimizerKind] = {
     "sgd": OptimizerKind(description="plain gradient steps", build=_sgd, state_floats=0),
     "nesterov": OptimizerKind(description="SGD with Nesterov momentum", build=_nesterov, state_floats=1),
-    "adam": OptimizerKind(description="Adam; decay is part of the gradient", build=_adam, state_floats=2),
-    "adamw": OptimizerKind(description="Adam with decoupled weight decay", build=_adamw, state_floats=2),
+    "adam": OptimizerKind(
+        description="Adam; decay is part of the gradient", build=_adam, state_floats=2, can_be_recorded=True
+    ),
+    "adamw": OptimizerKind(
+        description="Adam with decoupled weight decay", build=_adamw, state_floats=2, can_be_recorded=True
+    ),
     # Muon takes all matrices of one shape through its iteration together: about half of a network, six times over.
     # AdamW keeps one number more for its part, but needs none to work with.
     "muon": OptimizerKind(
@@ -78,6 +141,7 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
         build=_muon,
         state_floats=1,
         working_floats=3,
+        can_be_recorded=True,
     ),
 }
 
@@ -85,8 +149,9 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
 class Optimizers:
     """One optimizer, or two that share a network between them, used as one."""
 
-    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
-        self.parts = parts
+    def __init__(self, parts: Sequence[torch.optim.Optimizer], can_be_recorded: bool = False) -> None:
+        self.parts, self.can_be_recorded = parts, can_be_recorded
+        self._highest_rates = [float(group["lr"]) for group in self.param_groups]
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -102,6 +167,17 @@ class Optimizers:
         """Forget all gradients."""
         for part in self.parts:
             part.zero_grad()
+
+    def schedule(self, step: int, total_steps: int, training: TrainingConfig) -> float:
+        """Set rates, momentum and decay to those of a step; returns the rate of the matrices."""
+        factor = rate_factor(step, total_steps, training)
+        for group, highest in zip(self.param_groups, self._highest_rates, strict=True):
+            _set_dial(group, "lr", factor * highest)
+        if training.optimizer == "muon":
+            for group in self.parts[0].param_groups:
+                _set_dial(group, "momentum", muon_momentum(step, total_steps, training))
+                _set_dial(group, "weight_decay", factor * training.weight_decay)
+        return factor * training.learning_rate
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
         """The tensors of the state, each named after the parameter it belongs to."""
@@ -120,7 +196,7 @@ class Optimizers:
         import torch
 
         for group in self.param_groups:
-            group["lr"] = 0.0  # set anew before every step
+            _set_dial(group, "lr", 0.0)  # set anew before every step
             for parameter in group["params"]:
                 parameter.grad = torch.zeros_like(parameter)
         self.step()
@@ -142,10 +218,18 @@ class Optimizers:
             owners[parameter].state[parameter][kind] = copied(value, parameter.device, place)
 
 
+def _set_dial(group: dict[str, Any], name: str, value: float) -> None:
+    if isinstance(group[name], float):
+        group[name] = value
+    else:
+        group[name].fill_(value)
+
+
 def build_optimizer(model: nn.Module, training: TrainingConfig) -> Optimizers:
     """Make the optimizer that the settings name, for the parameters that learn."""
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    return Optimizers(OPTIMIZERS[training.optimizer].build(named, training))
+    kind = OPTIMIZERS[training.optimizer]
+    return Optimizers(kind.build(named, training), kind.can_be_recorded)
 
 
 def _groups(parameters: Iterable[nn.Parameter], training: TrainingConfig) -> list[dict[str, Any]]:

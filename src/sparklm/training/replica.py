@@ -7,11 +7,12 @@ the same bits, as long as the number of threads is the same.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 
 import torch
@@ -25,18 +26,20 @@ from sparklm.inference.sampling import Sampling
 from sparklm.logs import TRACE
 from sparklm.models.build import build_model
 from sparklm.models.model_zip import TrainedModel
-from sparklm.models.objectives import Tally, batch_loss
+from sparklm.models.objectives import Tally, to_device
 from sparklm.text.windows import Int64Array, Windows, derive_seed
-from sparklm.training.device import check_precision, choose_device
+from sparklm.training.device import choose_device, choose_precision
 from sparklm.training.ema import Ema
 from sparklm.training.epoch_log import EpochLog
 from sparklm.training.evaluations import PartEvaluation, choose_windows, other_windows, share_of
+from sparklm.training.figures import LateFigures
+from sparklm.training.loss import TrainingLoss
 from sparklm.training.optim import build_optimizer
 from sparklm.training.phases import StepProgress
 from sparklm.training.readahead import read_ahead
+from sparklm.training.recorded_step import StepRecorder
 from sparklm.training.records import Sample
 from sparklm.training.run import MODEL_STATE, OPTIMIZER_STATE, Run, make_plan, read_embeddings, read_first_state
-from sparklm.training.schedule import learning_rate
 from sparklm.training.sync.rounds import Round
 from sparklm.training.sync.strategies import AFTER_DIVERGENCE, make_strategy
 from sparklm.training.tensors import prefixed, tensors_below
@@ -55,7 +58,9 @@ class Replica:
         config = run.config
         self.run, self.config, self.number = run, config, number
         self.device = choose_device(config.training.device)
-        check_precision(config.training.precision, self.device)
+        precision = choose_precision(config.training.precision, self.device)
+        self._loss = TrainingLoss(self.device, precision, config.training.compile)
+        self._figures = LateFigures(self.device)
         self.dataset = run.open_dataset()
         self.plan = make_plan(config, self.dataset)
         seed = _torch_seed(config.training.seed, _INITIALISATION)
@@ -67,6 +72,8 @@ class Replica:
         self.optimizer.load_tensors(self.model, tensors_below(first, OPTIMIZER_STATE))
         self.ema = Ema(config.training.ema_decay)
         self.log = EpochLog(self.plan, config.output.log_every_steps)
+        is_recorded = self.device.type == "cuda" and self._loss.is_compiled and self.optimizer.can_be_recorded
+        self._recorder = StepRecorder[tuple[Tally, Tensor, Tensor]]() if is_recorded else None
         self.strategy = make_strategy(self)
         self.step = 0  # steps whose gradient is computed
         self.pending: Round | None = None  # the round just done, whose sync is not finished
@@ -93,6 +100,8 @@ class Replica:
         _logger.info("round begins", extra=self.figures(**length))
         begun, begun_cpu = time.perf_counter(), time.process_time()
         self._do_steps(round_, on_step, ends_early if not self.strategy.syncs else None)
+        with self.log.clock("fit"):
+            self._figures.wait()
         if self.step < round_.stop:
             round_, _ = round_.cut_at(self.step)
         seconds, totals = time.perf_counter() - begun, self.log.totals
@@ -134,43 +143,88 @@ class Replica:
         while len(times) < 2 or (len(times) < _STEPS_MEASURED and sum(times) < _SECONDS_MEASURED):
             begun = time.perf_counter()
             with self.log.clock("fit"):
-                self.backward(self._read(len(times)))
-                self.update()
+                self.take_step(self._read(len(times)))
+                self._figures.wait()
             times.append(time.perf_counter() - begun)
         return statistics.median(times[1:])  # the first has much to set up
 
-    def backward(self, windows: Int64Array) -> float:
-        """Compute the gradient of the next step, and return its loss."""
-        if self.config.model.dropout:
-            torch.manual_seed(_torch_seed(self.config.training.seed, _DROPOUT, self.step, self.number))
-        self.optimizer.zero_grad()
-        tally = self._accumulate_gradients(torch.from_numpy(windows).to(self.device))
-        self.log.totals.add_batch(tally, tokens=self.plan.batch_size * self.config.data.window_size)
-        self.step += 1
-        return tally.loss
+    def take_step(self, windows: Int64Array) -> None:
+        """Change the weights by this replica's own gradient."""
+        if self._recorder is None:
+            self.backward(windows)
+            self.update()
+            return
+        self._begin_step()
+        rate, is_logged = self._schedule(), self.model.shape.predicts_embedding and self.log.is_due(self.step)
 
-    def _accumulate_gradients(self, windows: Tensor) -> Tally:
-        """Add up the gradients of a step's batches."""
-        training, tally = self.config.training, Tally()
-        for part in torch.split(windows, training.batch_size):
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=training.precision == "bf16"):
-                batch = batch_loss(self.model, part, training.label_smoothing)
-            (batch.loss * (len(part) / len(windows))).backward()  # type: ignore[no-untyped-call]
-            tally.add(batch)
-        return tally
+        def compute(windows: Tensor) -> tuple[Tally, Tensor, Tensor]:
+            self.optimizer.zero_grad()
+            tally, sums = self._accumulate_gradients(windows, is_logged=is_logged)
+            norm = self._clip()
+            self.optimizer.step()
+            return tally, sums, norm
+
+        tally, sums, norm = self._recorder.run(is_logged, compute, to_device(windows, self.device))
+        self._count_batch(tally, sums)
+        self._count_update(rate, norm)
+
+    def backward(self, windows: Int64Array) -> None:
+        """Compute the gradient of the next step."""
+        self._begin_step()
+        self.optimizer.zero_grad()
+        is_logged = self.log.is_due(self.step)
+        self._count_batch(*self._accumulate_gradients(to_device(windows, self.device), is_logged=is_logged))
 
     def update(self) -> None:
         """Change the weights by the gradient of the last step."""
-        step, training = self.step - 1, self.config.training
-        rate = learning_rate(step, self.plan.total_steps, training)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        clip = training.gradient_clip if training.gradient_clip is not None else math.inf
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), clip).item()
-        self.check_finite(loss=self.log.totals.last_loss, gradient_norm=norm, learning_rate=rate)
+        self._count_update(self._schedule(), self._clip())
         self.optimizer.step()
-        self.log.totals.add_update(gradient_norm=norm, learning_rate=rate)
-        self.log.add_step(self.step, self.number)
+
+    def last_loss(self) -> float:
+        """The loss of the last step; waits for it."""
+        self._figures.wait()
+        return self.log.totals.last_loss
+
+    def _begin_step(self) -> None:
+        if self.config.model.dropout:
+            torch.manual_seed(_torch_seed(self.config.training.seed, _DROPOUT, self.step, self.number))
+        self.step += 1
+
+    def _schedule(self) -> float:
+        return self.optimizer.schedule(self.step - 1, self.plan.total_steps, self.config.training)
+
+    def _accumulate_gradients(self, windows: Tensor, *, is_logged: bool) -> tuple[Tally, Tensor]:
+        """Add up the gradients of a step's batches; the sums of the tally are still on the device."""
+        training, tally, sums = self.config.training, Tally(), torch.zeros(3, dtype=torch.float64, device=self.device)
+        for part in torch.split(windows, training.batch_size):
+            batch = self._loss.of_step(self.model, part, training.label_smoothing, is_logged=is_logged)
+            (batch.loss * (len(part) / len(windows))).backward()  # type: ignore[no-untyped-call]
+            sums += batch.sums
+            tally.count(batch)
+        return tally, sums
+
+    def _clip(self) -> Tensor:
+        """Shorten the gradient if it is too long; returns the norm that it had."""
+        clip = self.config.training.gradient_clip
+        return nn.utils.clip_grad_norm_(self.model.parameters(), clip if clip is not None else math.inf)
+
+    def _count_batch(self, targets: Tally, sums: Tensor) -> None:
+        def count(values: Sequence[float]) -> None:
+            tally = dataclasses.replace(targets)
+            tally.add_sums(values)
+            self.log.totals.add_batch(tally, tokens=self.plan.batch_size * self.config.data.window_size)
+
+        self._figures.send(sums, count)
+
+    def _count_update(self, rate: float, norm: Tensor) -> None:
+        step = self.step
+
+        def count(values: Sequence[float]) -> None:
+            self.check_finite(step, loss=self.log.totals.last_loss, gradient_norm=values[0], learning_rate=rate)
+            self.log.totals.add_update(gradient_norm=values[0], learning_rate=rate)
+            self.log.add_step(step, self.number)
+
+        self._figures.send(norm.reshape(1), count)
 
     def evaluate(self, on_batch: Callable[[], None] | None = None) -> tuple[PartEvaluation, Tally]:
         """Score this replica's share of the validation text: of the part that every evaluation has, and of the rest."""
@@ -223,7 +277,9 @@ class Replica:
         """Score this replica's share of some windows with the weights that would become the model."""
         share = share_of(numbers, self.number, self.config.distributed.replicas)
         with self.ema.swapped_in(self.model):
-            return tally_windows(self.model, self.dataset.validation, windows, self.device, share, on_batch)
+            return tally_windows(
+                self.model, self.dataset.validation, windows, share, loss=self._loss, on_batch=on_batch
+            )
 
     def _generate_sample(self, epoch: int) -> Sample:
         """Continue the run's prompt for a few tokens."""
@@ -243,16 +299,18 @@ class Replica:
     @torch.no_grad()
     def restore(self, round_: Round, tensors: dict[str, Tensor]) -> None:
         """Become what a replica was after a round, from its tensors, shared and own; the sync is still to finish."""
+        if self._recorder is not None:
+            self._recorder.forget()
         self.strategy.restore(tensors)
         self.ema.restore(tensors_below(tensors, "average/"), self.device)
         self.step, self.pending = round_.stop, round_ if self.strategy.syncs else None
 
-    def check_finite(self, **figures: float) -> None:
-        """Stop before an update that would make the weights worthless."""
+    def check_finite(self, step: int, **figures: float) -> None:
+        """Stop at an update that makes the weights worthless, before they are saved."""
         if not all(math.isfinite(value) for value in figures.values()):
             listing = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figures.items())
             raise TrainingDivergedError(
-                f"training diverged at step {self.step - 1}: {listing}. Stopped before this update. {AFTER_DIVERGENCE}"
+                f"training diverged at step {step - 1}: {listing}. Nothing of this step was saved. {AFTER_DIVERGENCE}"
             )
 
     def check_weights(self) -> None:

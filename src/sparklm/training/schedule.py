@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sparklm.config import TrainingConfig
 
+# Muon's momentum: where it begins, how high it rises, and in how many times the warm-up.
+_FIRST_MOMENTUM, _MOMENTUM, _MOMENTUM_RISES = 0.85, 0.95, 3
 # Between the highest rate (1) and the lowest (0), when so much of the way after warm-up is done.
 SCHEDULES: dict[str, Callable[[float, TrainingConfig], float]] = {
     "constant": lambda progress, training: 1.0,
@@ -27,12 +29,30 @@ def learning_rate(step: int, total_steps: int, training: TrainingConfig) -> floa
     >>> max(rates) == TrainingConfig().learning_rate and rates[0] < rates[4] > rates[99]
     True
     """
+    return training.learning_rate * rate_factor(step, total_steps, training)
+
+
+def rate_factor(step: int, total_steps: int, training: TrainingConfig) -> float:
+    """What part of its highest value a learning rate has at a step."""
     warmup_steps = count_warmup_steps(total_steps, training)
     if step < warmup_steps:
-        return training.learning_rate * (step + 1) / warmup_steps
+        return (step + 1) / warmup_steps
     progress = (step + 1 - warmup_steps) / max(1, total_steps - warmup_steps)
     lowest = training.final_learning_rate_fraction
-    return training.learning_rate * (lowest + (1.0 - lowest) * SCHEDULES[training.schedule](progress, training))
+    return lowest + (1.0 - lowest) * SCHEDULES[training.schedule](progress, training)
+
+
+def muon_momentum(step: int, total_steps: int, training: TrainingConfig) -> float:
+    """Muon's momentum: lower at first, when gradients change fast.
+
+    >>> from sparklm.config import TrainingConfig
+    >>> [round(muon_momentum(step, 100, TrainingConfig(warmup_steps=4)), 2) for step in (0, 6, 50)]
+    [0.85, 0.9, 0.95]
+    """
+    risen = min(1.0, step / (_MOMENTUM_RISES * count_warmup_steps(total_steps, training)))
+    highest = _MOMENTUM if training.momentum is None else training.momentum
+    lowest = min(_FIRST_MOMENTUM, highest)
+    return lowest + risen * (highest - lowest)
 
 
 def count_warmup_steps(total_steps: int, training: TrainingConfig) -> int:

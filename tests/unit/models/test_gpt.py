@@ -39,7 +39,7 @@ def make(*, tie: bool = True, kv_heads: int = 4, dropout: float = 0.0) -> Gpt:
     model.initialise(torch.Generator().manual_seed(1))
     with torch.no_grad():  # larger weights than at the start, so that every part matters
         for name, parameter in model.named_parameters():
-            parameter.mul_(8.0) if parameter.dim() > 1 else parameter.add_(0.1 * torch.rand_like(parameter))
+            parameter.normal_(0.0, 0.16) if parameter.dim() > 1 else parameter.add_(0.1 * torch.rand_like(parameter))
             assert parameter.isfinite().all(), name
     return model.eval()
 

@@ -60,9 +60,8 @@ def test_evaluations_are_passed_on_once_all_replicas_have_reported_theirs(run: F
     clock, told = Clock(), []
     listener = EvaluationListener(2, lambda record, sample: told.append((record.step, record.loss)))
     supervisor = Supervisor(run, 2, 60, Follower(Watcher(), StopRequest(), listener), clock)
-    part = PartEvaluation(
-        step=5, epoch=1, time=0.0, tokens=9, tally=Tally(loss_sum=6.0, targets=2), is_probability=True
-    )
+    tally = Tally(loss_sum=6.0, targets=2, judged=2, ranked=2)
+    part = PartEvaluation(step=5, epoch=1, time=0.0, tokens=9, tally=tally, is_probability=True)
     for replica, step in ((0, 6), (1, 6), (0, 7)):
         beat = Heartbeat(run, replica, 0, clock)
         clock.now += 2

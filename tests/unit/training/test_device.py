@@ -11,7 +11,7 @@ from sparklm.errors import UserError
 from sparklm.models.model_zip import load_model
 from sparklm.storage import Folder
 from sparklm.training import device
-from sparklm.training.device import check_precision, choose_device
+from sparklm.training.device import choose_device, choose_precision
 from sparklm.training.metrics import read_metrics
 from tests.conftest import run_job, tiny_config
 
@@ -27,9 +27,19 @@ def test_the_device_is_what_was_asked_for() -> None:
 def test_bfloat16_is_refused_where_it_would_be_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "has_fast_bfloat16", lambda: False)
     with pytest.raises(UserError, match=r"no bfloat16 arithmetic .* use 'fp32', or a GPU"):
-        check_precision("bf16", torch.device("cpu"))
-    check_precision("fp32", torch.device("cpu"))
-    check_precision("bf16", torch.device("cuda"))
+        choose_precision("bf16", torch.device("cpu"))
+    assert choose_precision("fp32", torch.device("cpu")) == "fp32"
+    assert choose_precision("auto", torch.device("cpu")) == "fp32"
+
+
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_a_gpu_computes_in_bfloat16_if_it_can(monkeypatch: pytest.MonkeyPatch, has_bf16: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
+    assert choose_precision("auto", torch.device("cuda")) == ("bf16" if has_bf16 else "fp32")
+    assert choose_precision("fp32", torch.device("cuda")) == "fp32"
+    if not has_bf16:
+        with pytest.raises(UserError, match="this GPU has no bfloat16"):
+            choose_precision("bf16", torch.device("cuda"))
 
 
 def test_bfloat16_keeps_weights_in_float32(monkeypatch: pytest.MonkeyPatch, corpus_file: Path, tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_an_evaluation_is_passed_on_once_all_replicas_have_done_their_share() ->
     listener = EvaluationListener(2, lambda record, sample: told.append((record.step, record.loss, record.tokens)))
 
     def part(step: int, loss_sum: float) -> PartEvaluation:
-        tally = Tally(loss_sum=loss_sum, targets=2)
+        tally = Tally(loss_sum=loss_sum, targets=2, judged=2, ranked=2)
         return PartEvaluation(step=step, epoch=1, time=0.0, tokens=10 * step, tally=tally, is_probability=True)
 
     listener.report(0, [part(5, 4.0)])

@@ -188,7 +188,7 @@ def test_the_window_is_the_runs_or_the_models_context_but_not_too_long(
         ("model.width", "64", "16"),
         ("model.architecture", "lstm", "'gpt'"),
         ("model.num_layers", "many", "1"),
-        ("model.tie_embeddings", "false", "True"),
+        ("model.tie_embeddings", "true", "False"),
         ("training.objective", "last_token", "'next_token'"),
         ("data.tokenizer", "bpe", "'.*model.zip'"),
         ("data.vocab_size", "300", "257"),

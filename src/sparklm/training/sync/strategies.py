@@ -126,8 +126,7 @@ class Single(Strategy):
     def step(self, windows: Int64Array) -> None:
         """Update the weights by this replica's own gradient."""
         replica = self.replica
-        replica.backward(windows)
-        replica.update()
+        replica.take_step(windows)
         replica.ema.update(replica.model, range(replica.step - 1, replica.step))
 
 
@@ -136,8 +135,8 @@ class AllReduce(Strategy):
 
     def step(self, windows: Int64Array) -> None:
         """Compute the gradient; the update waits for the mean of all."""
-        loss = self.replica.backward(windows)
-        self.replica.check_finite(loss=loss)
+        self.replica.backward(windows)
+        self.replica.check_finite(self.replica.step, loss=self.replica.last_loss())
 
     def end_round(self) -> None:
         """No weight has changed yet."""
@@ -176,8 +175,7 @@ class OuterOptimizer(Strategy):
 
     def step(self, windows: Int64Array) -> None:
         """Update the weights by this replica's own gradient."""
-        self.replica.backward(windows)
-        self.replica.update()
+        self.replica.take_step(windows)
 
     def _contribution(self) -> Tensor:
         change = self._anchor - flatten(self.weights.values())
