@@ -59,7 +59,8 @@ def choose_tokens(scores_BV: Tensor, sampling: Sampling, generators: Sequence[to
     """Draw a token for each row, by its own chance: likeliest first, cut off by top-k and top-p.
 
     A draw is the one that `torch.multinomial` makes of the same probabilities: the largest quotient of a probability
-    and an exponential number.
+    and an exponential number. These numbers come from the CPU, as few as there are candidates, so that a seed means the
+    same on every device; all else happens where the scores are, and only the tokens leave it.
     """
     if sampling.temperature < _COLDEST or not generators:
         return scores_BV.argmax(dim=-1).tolist()
@@ -69,15 +70,17 @@ def choose_tokens(scores_BV: Tensor, sampling: Sampling, generators: Sequence[to
     if sampling.top_p is not None:
         total_before = probabilities_BK.cumsum(dim=-1) - probabilities_BK
         probabilities_BK = torch.where(total_before < sampling.top_p, probabilities_BK, 0.0)
-    chances_BK = torch.stack([torch.empty(ids_BK.shape[1]).exponential_(generator=each) for each in generators])
-    chosen_B1 = (probabilities_BK / chances_BK).argmax(dim=-1, keepdim=True)
+    chances_BK = torch.empty(ids_BK.shape)
+    for chances_K, generator in zip(chances_BK, generators, strict=True):
+        chances_K.exponential_(generator=generator)
+    chosen_B1 = (probabilities_BK / chances_BK.to(scores_BV.device)).argmax(dim=-1, keepdim=True)
     return ids_BK.gather(1, chosen_B1)[:, 0].tolist()
 
 
 def _candidates(scores_BV: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """The scores that are drawn from, and whose they are: best first, where top-k or top-p cut off the others."""
     if sampling.top_k is None and sampling.top_p is None:
-        return scores_BV, torch.arange(scores_BV.shape[1]).expand_as(scores_BV)
+        return scores_BV, torch.arange(scores_BV.shape[1], device=scores_BV.device).expand_as(scores_BV)
     ids_BK = torch.topk(scores_BV, min(sampling.top_k or scores_BV.shape[1], scores_BV.shape[1])).indices
     ids_BK = ids_BK.sort(dim=-1).values  # among equal scores the smaller id is first
     ordered_BK, places_BK = torch.sort(scores_BV.gather(1, ids_BK), descending=True, stable=True)
