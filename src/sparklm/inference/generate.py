@@ -56,6 +56,21 @@ def generate_texts(
     return [texts[place] for place in range(len(prompts))]
 
 
+def stream_text(trained: TrainedModel, prompt: str, max_new_tokens: int, sampling: Sampling) -> Iterator[str]:
+    """What follows a prompt, piece by piece; a character whose bytes are not all there yet waits for the rest."""
+    tokens, _ = encode_prompt(trained, prompt)
+    decode = trained.tokenizer.decode
+    shown = len(decode(tokens))
+    for token in generate_tokens(trained, list(tokens), max_new_tokens, sampling):
+        tokens.append(token)
+        text = decode(tokens)
+        if not text.endswith("\ufffd") and len(text) > shown:
+            yield text[shown:]
+            shown = len(text)
+    if len(text := decode(tokens)) > shown:
+        yield text[shown:]
+
+
 def _continuation(trained: TrainedModel, visible: Sequence[int], new_tokens: Sequence[int]) -> str:
     decode = trained.tokenizer.decode
     return decode([*visible, *new_tokens])[len(decode(visible)) :]  # a character may begin in the prompt
