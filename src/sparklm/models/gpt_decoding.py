@@ -37,8 +37,9 @@ class _Matrix:
     def __init__(self, *weights_OI: Tensor, norm_I: Tensor | None = None) -> None:
         weight_OI = torch.cat(weights_OI) if norm_I is None else torch.cat(weights_OI) * norm_I
         self._is_packed = _packs(weight_OI)
-        pack = torch.ops.mkldnn._reorder_linear_weight
-        self._weight: Tensor = pack(weight_OI, _PACKED_FOR_ROWS) if self._is_packed else weight_OI
+        self._weight: Tensor = (
+            torch.ops.mkldnn._reorder_linear_weight(weight_OI, _PACKED_FOR_ROWS) if self._is_packed else weight_OI
+        )
 
     def __call__(self, x_NI: Tensor) -> Tensor:
         """All rows times the matrix: (N, O)."""
