@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from sparklm.errors import UserError
 from sparklm.models.cache import Cache, mask_after_cache
 from sparklm.models.embedding import rotate, rotation_table
-from sparklm.models.network import LanguageModel
+from sparklm.models.gpt_decoding import GptDecoder, fits_twice
+from sparklm.models.network import Decoding, LanguageModel
 from sparklm.models.shape import ModelShape, Objective
 
 # Sizes in the words of Qwen3's config.json, and in ours.
@@ -249,6 +250,10 @@ class Gpt(LanguageModel):
     def output_weight(self) -> Tensor:
         """The embeddings, or a matrix of its own, (V, C)."""
         return self.token_embeddings if self.lm_head is None else self.lm_head.weight
+
+    def decoding(self) -> Decoding:
+        """Generate with a copy of the weights that is laid out for it, unless they are too large for a second one."""
+        return GptDecoder(self) if fits_twice(self) else super().decoding()
 
     def finish_loading(self) -> None:
         """Compute the rotation table, which is not stored."""
