@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from sparklm.training.compiling import Compiled
 
 # Coefficients of x, x³ and x⁵ in each round: of all such polynomials, that which brings singular values, wherever the
-# rounds before have left those above a smallest one, nearest to one. Three rounds leave what was above 0.01 between 0.73
-# and 1.27, four what was above 0.003 between 0.80 and 1.20; five of one and the same polynomial are no nearer. The
+# rounds before have left those above a smallest one, nearest to one. Three rounds leave what was above 0.01 between
+# 0.73 and 1.27, four what was above 0.003 between 0.80 and 1.20; five of one and the same polynomial are no nearer. The
 # larger a matrix, the smaller are most of its singular values, beside its norm.
 _THREE_ROUNDS = ((8.0934, -23.6204, 17.4462), (3.6366, -2.7219, 0.5365), (2.6613, -1.9772, 0.4526))
 _FOUR_ROUNDS = (
