@@ -138,7 +138,7 @@ def test_a_driver_that_executors_cannot_call_back(tmp_path: Path) -> None:
 
 def test_an_s3_that_does_not_answer(tmp_path: Path) -> None:
     keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_ENDPOINT_URL": f"http://{NOBODY}"}
-    result = run_command("doctor", "--master", "none", "--run", "s3://bucket/runs", cwd=tmp_path, **keys)
+    result = start_process("doctor", "--master", "none", "--run", "s3://bucket/runs", cwd=tmp_path, **keys)
     found(result, "run folder", "s3://bucket/runs.* does not answer.*: connection refused", "choose another --run")
 
 
