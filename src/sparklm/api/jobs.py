@@ -22,6 +22,7 @@ from sparklm.progress.status import StatusFile
 from sparklm.progress.tracker import Tracker
 from sparklm.progress.watcher import Watcher
 from sparklm.signals import stopping_on_signals
+from sparklm.spark.submitted import check_deployment
 from sparklm.storage import Folder, patience
 from sparklm.text.prepare import check_corpus
 from sparklm.text.prepare import prepare as prepare_dataset
@@ -62,12 +63,14 @@ def run_job(
             yield placement
 
     refuse_hidden(config)
+    check_deployment(config, folder)
     with heeding_signals(), patience(config.storage.retry_minutes, watcher.warn):
         return job.train(config, folder, start, watcher, resume=resume, stop=stop)
 
 
 def run_prepare(config: Config, folder: Folder, watcher: Tracker, session: SparkSession | None = None) -> Manifest:
     """Prepare where the settings place it, or on a session that is there; `sparklm prepare` is this."""
+    check_deployment(config, folder)
     with patience(config.storage.retry_minutes, watcher.warn):
         check_corpus(config.data)
         with working(config, watcher, session) as placement:
@@ -79,6 +82,8 @@ def run_evaluation(
     trained: TrainedModel, config: Config, watcher: Tracker, session: SparkSession | None = None
 ) -> CorpusEvaluation:
     """Evaluate a model on what the settings name; `sparklm evaluate` is this and what it prints."""
+    if config.spark.master != "none":  # which any process may
+        check_deployment(config, None)
     with patience(config.storage.retry_minutes, watcher.warn):
         if dataset_address(config.data) is None:
             check_corpus(config.data)
@@ -99,6 +104,7 @@ def run_work(
     session: SparkSession | None = None,
 ) -> Totals:
     """Make a row for each document, where the settings place it; the commands are this and what they print."""
+    check_deployment(config, folder)
     data = config.data.model_copy(update={"validation": None, "validation_table": None})  # which belong to a training
     device = config.training.device
     work = Work(settings=settings, data=data, model=model, out=folder, key=key, out_table=out_table, device=device)
