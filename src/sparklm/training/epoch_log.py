@@ -181,6 +181,7 @@ class EpochLog:
             return
         since, tokens_before = self._last_line
         worked, totals = working_seconds(self._phases()), self.totals
+        seconds = worked - since  # none at a first step that only compiled
         self._last_line = worked, totals.tokens
         self._steps.append(
             StepRecord(
@@ -190,7 +191,7 @@ class EpochLog:
                 loss=totals.last_loss,
                 learning_rate=totals.learning_rate,
                 gradient_norm=totals.last_gradient_norm,
-                tokens_per_second=(totals.tokens - tokens_before) / (worked - since),
+                tokens_per_second=(totals.tokens - tokens_before) / seconds if seconds else 0.0,
             )
         )
 

@@ -118,7 +118,7 @@ class Replica:
     ) -> None:
         self.model.train()
         ahead = self.config.distributed.prefetch_batches
-        with closing(read_ahead(self._read, round_.start, round_.stop, ahead)) as batches:
+        with closing(read_ahead(self.read, round_.start, round_.stop, ahead)) as batches:
             while self.step < round_.stop:
                 if self.step in round_.evaluations:
                     self._evaluate_part(on_step)
@@ -134,7 +134,8 @@ class Replica:
                 if ends_early is not None and ends_early():
                     break
 
-    def _read(self, step: int) -> Int64Array:
+    def read(self, step: int) -> Int64Array:
+        """The windows of a step."""
         starts = self._train_windows.starts(self.plan.windows(step, self.number))
         return self.dataset.train.windows(starts, self._train_windows.window_size)
 
@@ -145,7 +146,7 @@ class Replica:
         while len(times) < 2 or (len(times) < _STEPS_MEASURED and sum(times) < _SECONDS_MEASURED):
             begun = time.perf_counter()
             with self.log.clock("fit"):
-                self.take_step(self._read(len(times)))
+                self.take_step(self.read(len(times)))
                 self._figures.wait()
             times.append(time.perf_counter() - begun)
         return statistics.median(times[1:])  # the first has much to set up

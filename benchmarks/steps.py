@@ -1,0 +1,113 @@
+"""The step of every preset against a bare torch loop around the same network and optimizer.
+
+Both see the same windows and take turns. The bare loop computes the loss and nothing else: no figures, no clipping, no
+schedule. With --write FILE the table goes between the markers <!-- benchmark:steps --> of a document.
+
+    python benchmarks/steps.py --write docs/benchmarks.md
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from measuring import Comparison, Comparisons, prepare_here, take_turns
+from reporting import machine, make_parser, markdown, publish, spread
+from torch import Tensor
+
+from sparklm.config.resolve import resolve
+from sparklm.embeddings.files import EMBEDDINGS
+from sparklm.models.network import LanguageModel
+from sparklm.storage import Folder
+from sparklm.training.optim import build_optimizer
+from sparklm.training.replica import Replica
+from sparklm.training.run import new_run
+from sparklm.wording import count
+
+PRESETS = ("gpt-tiny", "s0-lstm", "s1-dense", "s2-attention", "s3-attention", "s4-rnn")
+# S0's config has a loss at every position, and its texts some 12.6 k tokens.
+_MORE = {"s0-lstm": ("data.vocab_size=12600", "training.objective=embedding")}
+
+
+def make_replica(preset: str, folder: Path, corpus: str | None) -> Replica:
+    """A replica of a preset; embeddings that it is given are random, as only the time is of interest."""
+    settings = ["distributed.replicas=1", "training.epochs=100000", *_MORE.get(preset, ())]
+    if corpus is not None:
+        settings.append(f"data.corpus={corpus}")
+    config = resolve(preset=preset, assignments=settings).config
+    dataset, threads = Folder(str(folder / "dataset")), config.training.threads or torch.get_num_threads()
+    manifest = prepare_here(config.data, dataset).manifest
+    run = new_run(Folder(str(folder / "run")), config, dataset.url, manifest, threads)
+    if config.data.embeddings is not None:
+        table = {"embeddings": torch.randn(manifest.vocab_size, config.model.embedding_size or config.model.width)}
+        run.folder.write_bytes(EMBEDDINGS, safetensors.torch.save(table))
+    return Replica(run)
+
+
+def bare_loss(model: LanguageModel, windows: Tensor) -> Tensor:
+    """The loss, in as few words as it takes."""
+    features, targets = model.features(windows[:, :-1]), windows[:, 1:]
+    if model.shape.predicts_last_only:
+        features, targets = features[:, -1:], targets[:, -1:]
+    if model.shape.predicts_embedding:
+        return F.mse_loss(model.predicted_embeddings(features), model.token_embeddings[targets])
+    return F.cross_entropy(F.linear(features, model.output_weight).flatten(0, 1), targets.flatten())
+
+
+def compare(preset: str, folder: Path, corpus: str | None, steps: int, repeats: int) -> Comparison:
+    """Both ways to do the steps of a preset, in turn."""
+    ours, theirs = make_replica(preset, folder / "ours", corpus), make_replica(preset, folder / "bare", corpus)
+    torch.set_num_threads(ours.run.threads)
+    optimizer = build_optimizer(theirs.model, theirs.config.training)
+
+    def replica_steps() -> None:
+        for step in range(steps):
+            with ours.log.clock("fit"):
+                ours.strategy.step(ours.read(step))
+
+    def bare_steps() -> None:
+        for step in range(steps):
+            optimizer.zero_grad()
+            bare_loss(theirs.model, torch.from_numpy(theirs.read(step))).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+    replica_steps()
+    bare_steps()
+    seconds, peer_seconds, _, _ = take_turns(replica_steps, bare_steps, repeats)
+    tokens = steps * ours.plan.batch_size * ours.config.data.window_size
+    return Comparison(
+        work=f"a step of {preset}",
+        peer="a bare torch loop",
+        seconds=seconds,
+        peer_seconds=peer_seconds,
+        amount=tokens / 1000,
+        unit="k tokens/s",
+        remark=f"{count(ours.run.threads, 'thread')}, {len(ours.model.token_embeddings):,} token ids",
+    )
+
+
+def main() -> None:
+    """Measure, and write the table."""
+    parser = make_parser(__doc__, "steps")
+    parser.add_argument("--corpus", help="text, instead of the built-in sample")
+    parser.add_argument("--steps", type=int, default=30, help="in a turn")
+    parser.add_argument("--repeats", type=int, default=5, help="turns")
+    parser.add_argument("--json", type=Path, help="also write what was measured here")
+    options = parser.parse_args()
+    found = []
+    for preset in PRESETS:
+        with tempfile.TemporaryDirectory() as folder:
+            found.append(compare(preset, Path(folder), options.corpus, options.steps, options.repeats))
+        print(*found[-1].cells(spread), sep="   ", file=sys.stderr)
+    Comparisons(machine=machine(), comparisons=found).save(options.json)
+    header = ("work", "against", "sparklm", "the other", "ratio", "")
+    table = markdown(header, [comparison.cells(spread) for comparison in found])
+    publish(f"{table}\n\n{machine()}.", options.write, "benchmark", options.name)
+
+
+if __name__ == "__main__":
+    main()
