@@ -15,7 +15,8 @@ from sparklm.planning.law import Fits, Training
 from sparklm.planning.shapes import BATCHES, VOCABULARIES, Shape, shapes, window_for
 from sparklm.wording import amount, duration
 
-FEWEST_STEPS = 100  # below, a rate can neither rise nor fall
+FEWEST_STEPS = 100  # with fewer, a rate has hardly risen when it falls
+_FEWEST_AT_ALL = 10  # where time is that short
 _PRICE_OF_EVALUATION = 1 / 3  # of a token, in that of training on it
 _SHARE_OF_SAMPLING = 0.01  # of the time: evaluations within epochs
 _SHARE_OF_EVALUATIONS = 0.05  # of the time: all of them, where validation text is a part of the text that is chosen
@@ -88,8 +89,10 @@ class Choice:
 
 def choose(wish: Wish, speed: Speed, fits: Fits, fitting: Callable[[Choice], bool] = lambda _: True) -> Choice:
     """The training with the least loss to expect, of those that fit into memory; one that cannot be is refused."""
+    possible = list(_candidates(wish, speed, fits))
     candidates = sorted(
-        _candidates(wish, speed, fits), key=lambda each: (each.bits_per_byte, each.seconds, each.all_parameters)
+        [each for each in possible if each.steps >= FEWEST_STEPS] or possible,
+        key=lambda each: (each.bits_per_byte, each.seconds, each.all_parameters),
     )
     if wish.parameters is not None:
         candidates = _of_size(candidates, wish.parameters)
@@ -97,7 +100,7 @@ def choose(wish: Wish, speed: Speed, fits: Fits, fitting: Callable[[Choice], boo
         if fitting(candidate):
             return candidate
     if candidates:
-        raise UserError("there is too little memory for the smallest of the models to choose from")
+        raise UserError("there is too little memory for any of the models to choose from, with what is set")
     what = "" if wish.tokens is None else f" and {amount(wish.tokens)} tokens"
     raise UserError(
         f"{duration(wish.seconds)} of training{what} are not enough here for any model with what is set: give more "
@@ -121,7 +124,9 @@ def best_steps(loss: Callable[[int], float], most: int) -> int:
     >>> best_steps(lambda steps: 1 / steps, 1000), best_steps(lambda steps: abs(steps - 321.0), 1000)
     (1000, 321)
     """
-    low, high = 1, most
+    low, high = min(FEWEST_STEPS, most), most
+    if high > low and loss(high) < loss(high - 1):
+        return high
     while high > low:
         middle = (low + high) // 2
         if loss(middle) <= loss(middle + 1):
@@ -199,7 +204,7 @@ def _at_length(
     else:
         steps = best_steps(loss, min(limits)) if min(limits) >= 1 else 0
     is_set = "training.max_steps" in given or "training.epochs" in given
-    if steps < (1 if is_set else FEWEST_STEPS):
+    if steps < (1 if is_set else _FEWEST_AT_ALL):
         return None
     return Choice(
         shape=shape,

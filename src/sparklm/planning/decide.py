@@ -32,7 +32,7 @@ _PREPARED_BYTES_A_SECOND = 4e6
 _SMALLEST_SHARE = 0.5  # of the minutes is for training, however long it took to come to it
 _USABLE_MEMORY = 0.7
 _SHARE_OF_SYNCS = 0.07  # of the time, where replicas sync
-_LEAST_TEXT_BYTES = 10_000
+_LEAST_TEXT_BYTES = 1000
 _FIXING = (  # settings that fix a part of the choice where they are given
     "model.width",
     "model.num_layers",
@@ -96,7 +96,7 @@ def plan_training(config: Config, folder: Folder, placement: Placement, elapsed:
     )
 
     def settings_of(choice: Choice) -> dict[str, int | float | str]:
-        return _settings(config, choice, vocabulary_is_open=len(text.vocab_sizes) > 1)
+        return _settings(config, choice, vocabulary_is_open=text.vocabulary_is_open)
 
     def is_fitting(choice: Choice) -> bool:
         chosen = config.with_settings(settings_of(choice))
@@ -199,6 +199,7 @@ class _Text:
     validation_bytes: float | None  # of its own
     vocab_sizes: tuple[int, ...]
     token_bytes: float | None  # None = as fitted
+    vocabulary_is_open: bool = False
     is_ready: bool = False
 
 
@@ -218,16 +219,19 @@ def _look_at_text(config: Config, placement: Placement) -> _Text:
         )
     corpus = open_corpus(data, config.cleaning, placement)
     validation = open_corpus(data.of_validation, config.cleaning, placement) if data.has_own_validation else None
-    vocab_sizes: tuple[int, ...] = VOCABULARIES
-    if not needs_text(data.tokenizer):
+    most = max(VOCABULARIES[0], choose_vocab_size(corpus.text_bytes))
+    vocab_sizes = tuple(size for size in VOCABULARIES if size <= most)
+    is_open = data.tokenizer == "bpe" and corpus.form == "text" and data.vocab_size is None
+    if not needs_text(data.tokenizer) or data.tokenizer == "byte":
         vocab_sizes = (make_tokenizer(data.tokenizer, [], 0).vocab_size,)
-    elif data.tokenizer != "bpe" or corpus.form != "text" or data.vocab_size is not None:
+    elif not is_open:
         vocab_sizes = (data.vocab_size or choose_vocab_size(corpus.text_bytes),)
     return _Text(
         num_bytes=corpus.text_bytes,
         validation_bytes=None if validation is None else validation.text_bytes,
         vocab_sizes=vocab_sizes,
         token_bytes={"byte": 1.0, "char": 1.0}.get(data.tokenizer),
+        vocabulary_is_open=is_open,
     )
 
 

@@ -1,6 +1,6 @@
 """What loss to expect of a training that was never done: a law of a few constants, fitted to trainings that were.
 
-    bits per byte = floor + A · n^-a · v^-u + B · d^-b · v^w + C · (n · (r - 1) / t)^c
+    bits per byte = floor + A · n^-a · v^-u + B · d^-b · v^w + C · (r - 1)^c · (n / t)^e
 
 with n parameters without embeddings and outputs, in millions; v the vocabulary, in 4096 ids; r the times that the text
 is seen; t its size in megabytes. d is how much text was learned from, in megabytes: what was seen, less what repeating
@@ -49,6 +49,7 @@ class Law(BaseModel):
     critical_batch: float  # tokens of a step at which twice the text is needed, at a megabyte seen
     heart: float  # C
     heart_power: float
+    heart_size_power: float
 
     def learned_bytes(self, training: Training) -> float:
         """How much new text, in small batches, would have taught the same."""
@@ -65,7 +66,8 @@ class Law(BaseModel):
         repeats = max(0.0, training.seen_bytes / training.text_bytes - 1)
         by_size = self.size * math.pow(size, -self.size_power) * math.pow(vocabulary, -self.size_vocabulary_power)
         by_text = self.text * math.pow(text, -self.text_power) * math.pow(vocabulary, self.text_vocabulary_power)
-        by_heart = self.heart * math.pow(size * repeats / (training.text_bytes / _MILLION), self.heart_power)
+        to_remember = size / (training.text_bytes / _MILLION)
+        by_heart = self.heart * math.pow(repeats, self.heart_power) * math.pow(to_remember, self.heart_size_power)
         return self.floor + by_size + by_text + by_heart
 
 

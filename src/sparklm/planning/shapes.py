@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,13 +29,9 @@ class Shape:
     num_layers: int
 
     @property
-    def _feedforward(self) -> int:
-        return ModelConfig(width=self.width, num_heads=1).resolved_feedforward_size
-
-    @property
     def parameters(self) -> int:
         """The numbers in the matrices inside, without embeddings and outputs."""
-        return self.num_layers * self.width * (4 * self.width + 3 * self._feedforward)
+        return self.num_layers * self.width * (4 * self.width + 3 * _feedforward(self.width))
 
     def all_parameters(self, vocab_size: int, *, tied: bool) -> int:
         """The same with embeddings and outputs."""
@@ -48,9 +45,14 @@ class Shape:
     def step_operations(self, vocab_size: int, window_size: int, tokens: int) -> float:
         """Multiplications and additions of a step: forward and backward, attention, and Muon's Newton-Schulz."""
         of_token = 6 * (self.parameters + vocab_size * self.width) + 6 * self.num_layers * self.width * window_size
-        square, oblong = self.width**3, self.width**2 * self._feedforward
+        square, oblong = self.width**3, self.width**2 * _feedforward(self.width)
         of_update = _NEWTON_SCHULZ_STEPS * self.num_layers * (4 * 6 * square + 3 * (4 * oblong + 2 * square))
         return float(of_token * tokens + of_update)
+
+
+@functools.cache
+def _feedforward(width: int) -> int:
+    return ModelConfig(width=width, num_heads=1).resolved_feedforward_size
 
 
 def shapes(width: int | None = None, num_layers: int | None = None) -> list[Shape]:
