@@ -149,7 +149,7 @@ def test_epochs_and_minutes_are_settings(place: Path) -> None:
 
 
 def test_a_plan_is_shown_and_nothing_is_left_behind(place: Path) -> None:
-    fixed = ["--set", "training.threads=1", "--tokens", "60k", "--parameters", "0.4M"]
+    fixed = ["--set", "training.threads=1", "--tokens", "60k", "--parameters", "0.24M"]
     shown = ok("plan", "corpus.txt", "--minutes", "3", "--master", "none", *fixed, cwd=place)
     rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines()}
     assert rows["model.width"] == ["64", "chosen"]
