@@ -1,13 +1,17 @@
-"""What benchmarks share to measure with: datasets, Spark's settings, processes of their own, memory and time."""
+"""What benchmarks share to measure with: datasets, Spark's settings, processes of their own, turns, memory and time."""
 
 from __future__ import annotations
 
 import multiprocessing
 import re
+import statistics
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
+
+from pydantic import BaseModel, computed_field
 
 from sparklm.config import CleaningConfig, DataConfig, SparkConfig
 from sparklm.placement.in_process import InProcess
@@ -37,6 +41,61 @@ def apart(work: Callable[Parameters, Result], *arguments: Parameters.args, **nam
     """The result of some work in a new process, which is gone afterwards."""
     with ProcessPoolExecutor(1, mp_context=SPAWN) as pool:
         return pool.submit(work, *arguments, **named).result()
+
+
+class Comparison(BaseModel):
+    """The seconds of some work and of another way to do it, turn by turn."""
+
+    work: str
+    peer: str
+    seconds: list[float]
+    peer_seconds: list[float]
+    amount: float = 1.0  # of what is done in a turn
+    unit: str = ""
+    remark: str = ""
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def median_ratio(self) -> float:
+        """How many times as fast as the other way."""
+        return statistics.median(self.ratios)
+
+    @property
+    def ratios(self) -> list[float]:
+        """The same, of each turn."""
+        return [other / own for own, other in zip(self.seconds, self.peer_seconds, strict=True)]
+
+    def cells(self, spread: Callable[[list[float]], str]) -> list[str]:
+        """Its row of a table: the work, against what, both rates, the ratio, a remark."""
+        rates = [[self.amount / seconds for seconds in each] for each in (self.seconds, self.peer_seconds)]
+        shown = [f"{spread(each)} {self.unit}" for each in rates]
+        return [self.work, self.peer, *shown, spread(self.ratios), self.remark]
+
+
+class Comparisons(BaseModel):
+    """What a benchmark has measured, as a file."""
+
+    machine: str
+    comparisons: list[Comparison]
+
+    def save(self, path: Path | None) -> None:
+        """Write it as JSON, if there is a place for it."""
+        if path is not None:
+            path.write_text(self.model_dump_json(indent=2) + "\n")
+
+
+def take_turns(
+    first: Callable[[], Any], second: Callable[[], Any], repeats: int
+) -> tuple[list[float], list[float], Any, Any]:
+    """The seconds that each takes, in turn, and what each gives."""
+    times: tuple[list[float], list[float]] = ([], [])
+    results: list[Any] = [None, None]
+    for _ in range(repeats):
+        for place, work in enumerate((first, second)):
+            began = time.perf_counter()
+            results[place] = work()
+            times[place].append(time.perf_counter() - began)
+    return *times, results[0], results[1]
 
 
 def peak_megabytes() -> float:

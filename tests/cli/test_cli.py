@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -88,13 +90,13 @@ def test_a_wrong_setting_is_refused_before_torch_is_loaded(tmp_path: Path) -> No
         ("evaluate", ["--master", "--format", "--table", "--text-column", "--quiet", "--log-level", "--log-format"]),
         ("embed", ["DATASET", "--out", "--kind", "--size", "--neighbours", "--master"]),
         ("generate", ["MODEL", "[PROMPT]", "--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed"]),
-        ("generate", ["--prompts", "--table", "--key", "--out", "--out-table", "--master", "--quiet"]),
+        ("generate", ["--prompts", "--table", "--key", "--out", "--out-table", "--master", "--device", "--quiet"]),
         ("score", ["[CORPUS]...", "--model", "--out", "--surprises", "--with-text", "--keep-below", "--by", "--json"]),
         (
             "score",
             ["--out-table", "--table", "--key", "--format", "--text-column", "--master", "--quiet", "--log-level"],
         ),
-        ("predict", ["MODEL", "CONTEXT", "--top", "--json"]),
+        ("predict", ["MODEL", "CONTEXT", "--top", "--json", "--device"]),
         ("evaluate", ["MODEL", "[CORPUS]", "--json"]),
         ("report", ["RUN", "--out"]),
         ("config", ["--set", "--preset", "--json"]),
@@ -210,6 +212,22 @@ def test_many_prompts_get_a_row_each(place: Path, finished_run: Path) -> None:
     ]
     for wrong in ([*command], [*command, "--out", "o", "A prompt"], ["generate", str(finished_run), "--out", "o"]):
         assert run_command(*wrong, cwd=place).returncode == 2
+
+
+@pytest.mark.process
+def test_text_is_printed_as_it_comes_where_somebody_looks_on(finished_run: Path, tmp_path: Path) -> None:
+    command = ["generate", str(finished_run), "naïve ", "--temperature", "5", "--seed", "2", "--max-new-tokens", "60"]
+    screen, terminal = pty.openpty()
+    with subprocess.Popen([sys.executable, "-m", "sparklm", *command], cwd=tmp_path, stdout=terminal) as process:
+        os.close(terminal)
+        pieces = []
+        with contextlib.suppress(OSError):  # when the process has ended
+            while piece := os.read(screen, 1000):
+                pieces.append(piece)
+        assert process.wait(60) == 0
+    os.close(screen)
+    assert len(pieces) > 1
+    assert b"".join(pieces).decode().replace("\r\n", "\n") == ok(*command, cwd=tmp_path)
 
 
 def test_evaluate_takes_the_formats_of_prepare(place: Path, finished_run: Path) -> None:
@@ -553,6 +571,12 @@ BAD_INPUT = {
     "model as output": (["train", "short.txt", "m.zip"], "  sparklm train short.txt --set output.model=m.zip\n"),
     "no name": (["train", "", *NONE], "data.corpus = '' .*at least 1 character"),
     "no GPU": (["train", *NONE, "--set", "training.device=cuda"], "torch finds no GPU here"),
+    "no GPU to predict with": (["predict", "no.zip", "x", "--device", "cuda"], "torch finds no GPU here"),
+    "no GPU to score with": (
+        ["score", "short.txt", "--model", "no.zip", "--out", "o", "--master", "none", "--device", "cuda"],
+        "torch finds no GPU here",
+    ),
+    "unknown device": (["generate", "no.zip", "x", "--device", "tpu"], "--device"),
     "top-p": (["generate", "short.txt", "x", "--top-p", "0"], "top-p 0.0 must be above 0"),
     "bad number": (["predict", "no.zip", "x", "--top", "0"], "--top"),
 }

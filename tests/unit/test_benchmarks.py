@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -85,6 +86,25 @@ def test_the_table_goes_between_its_own_markers(tmp_path: Path) -> None:
     assert "models:one -->\nold\n<!-- /models" in document.read_text()
     with pytest.raises(SystemExit, match="models:three"):
         reporting.rewrite(document, "models", "three", "new")
+
+
+def test_what_is_compared_takes_turns_and_is_written_down(tmp_path: Path) -> None:
+    measuring, reporting = load("measuring"), load("reporting")
+    turns: list[str] = []
+    own, other, *_ = measuring.take_turns(lambda: turns.append("own"), lambda: turns.append("other"), 2)
+    assert turns == ["own", "other"] * 2
+    assert len(own) == len(other) == 2
+    comparison = measuring.Comparison(
+        work="a", peer="b", seconds=[1, 2, 4], peer_seconds=[2, 6, 16], amount=8, unit="tokens/s", remark="equal"
+    )
+    assert comparison.cells(reporting.spread)[2:] == [
+        "4 (2 to 8) tokens/s",
+        "1.33 (0.5 to 4) tokens/s",
+        "3 (2 to 4)",
+        "equal",
+    ]
+    measuring.Comparisons(machine="m", comparisons=[comparison]).save(tmp_path / "a.json")
+    assert json.loads((tmp_path / "a.json").read_text())["comparisons"][0]["median_ratio"] == 3
 
 
 def test_long_lines_of_a_document_are_wrapped_but_tables_are_not() -> None:

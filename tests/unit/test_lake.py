@@ -72,9 +72,9 @@ def test_every_document_has_a_row_with_the_figures_of_its_text(
 def test_a_model_of_this_machine_goes_beside_an_output_in_shared_storage(corpus: Path, finished_run: Path) -> None:
     asked: list[str] = []
 
-    def open_model(address: str, sha256: str) -> TrainedModel:
+    def open_model(address: str, sha256: str, device: torch.device) -> TrainedModel:
         asked.append(address)
-        return open_local(address, sha256)
+        return open_local(address, sha256, device)
 
     with mock.patch.object(parts, "open_local", open_model):
         sparklm.score_corpus(corpus, model=finished_run, out="memory://lake/out", master="none")

@@ -120,7 +120,8 @@ def run_work(
 ) -> Totals:
     """Make a row for each document, where the settings place it; the commands are this and what they print."""
     data = config.data.model_copy(update={"validation": None, "validation_table": None})  # which belong to a training
-    work = Work(settings=settings, data=data, model=model, out=folder, key=key, out_table=out_table)
+    device = config.training.device
+    work = Work(settings=settings, data=data, model=model, out=folder, key=key, out_table=out_table, device=device)
     with patience(config.storage.retry_minutes, watcher.warn):
         check_work(work)
         with working(config, watcher, session) as placement:

@@ -7,17 +7,23 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, overload
 
 from sparklm.errors import UserError
-from sparklm.inference.generate import generate_text, generate_texts, generate_tokens
+from sparklm.inference.generate import generate_text, generate_texts, stream_text
 from sparklm.inference.predict import Candidate, predict_next
 from sparklm.inference.prompts import encode_prompt
 from sparklm.inference.sampling import Sampling
 from sparklm.inference.scoring import Score, score_texts
 from sparklm.models.model_zip import TrainedModel, load_model
+from sparklm.training.device import choose_device
 
 
-def load(address: str | os.PathLike[str]) -> Model:
-    """Load a model: the folder of a run, a model.zip, or a Hugging Face folder."""
-    return Model(load_model(os.fspath(address)))
+def load(address: str | os.PathLike[str], *, device: str = "auto") -> Model:
+    """Load a model: the folder of a run, a model.zip, or a Hugging Face folder; onto a GPU if there is one.
+
+    `device` is auto, cpu or cuda.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise UserError(f"device {device!r} is unknown; it is auto, cpu or cuda")
+    return Model(load_model(os.fspath(address)).to(choose_device(device)))
 
 
 class Model:
@@ -52,26 +58,12 @@ class Model:
         chosen = Sampling(**sampling)
         if isinstance(prompt, str):
             if stream:
-                return self._stream(prompt, max_new_tokens, chosen)
+                return stream_text(self.trained, prompt, max_new_tokens, chosen)
             return generate_text(self.trained, prompt, max_new_tokens, chosen).text
         if stream:
             raise UserError("a stream goes on from one prompt; give one, or leave out stream")
         seeds = [chosen.seed] * len(prompt)
         return [each.text for each in generate_texts(self.trained, prompt, max_new_tokens, chosen, seeds)]
-
-    def _stream(self, prompt: str, max_new_tokens: int, sampling: Sampling) -> Iterator[str]:
-        """Pieces of text as they come; a character whose bytes are not all there yet waits for the rest."""
-        visible, _ = encode_prompt(self.trained, prompt)
-        decode, tokens = self.trained.tokenizer.decode, list(visible)
-        shown = len(decode(tokens))
-        for token in generate_tokens(self.trained, visible, max_new_tokens, sampling):
-            tokens.append(token)
-            text = decode(tokens)
-            if not text.endswith("\ufffd") and len(text) > shown:
-                yield text[shown:]
-                shown = len(text)
-        if len(text := decode(tokens)) > shown:
-            yield text[shown:]
 
     def predict(self, text: str, *, top: int = 5) -> list[Candidate]:
         """The likeliest tokens to follow a text, with their probabilities."""

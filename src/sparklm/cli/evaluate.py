@@ -10,6 +10,7 @@ from sparklm.cli.options import (
     Assignments,
     ConfigFile,
     Corpus,
+    Device,
     Format,
     Json,
     LogFormat,
@@ -20,6 +21,7 @@ from sparklm.cli.options import (
     Table,
     TextColumn,
     check_placement,
+    open_model,
     resolve_settings,
     show_progress,
     source_flags,
@@ -36,6 +38,7 @@ def evaluate(
     text_column: TextColumn = None,
     table: Table = None,
     master: Master = None,
+    device: Device = None,
     quiet: Quiet = False,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
@@ -46,15 +49,17 @@ def evaluate(
     by Spark (--master); everything else in this process.
     """
     logs.set_up(log_level, log_format)
-    flags = source_flags(corpus, None, text_column, data_format, table) | {"spark.master": master}
+    flags = source_flags(corpus, None, text_column, data_format, table) | {
+        "spark.master": master,
+        "training.device": device,
+    }
     resolved = resolve_settings(None, config, assignments, flags).config
     if not resolved.data.is_table:
         resolved = resolved.model_copy(update={"spark": resolved.spark.model_copy(update={"master": "none"})})
     check_placement(resolved)
     from sparklm.api.jobs import run_evaluation  # with torch: not before the settings are known to be right
-    from sparklm.models.model_zip import load_model
 
-    trained = load_model(model)
+    trained = open_model(model, resolved.training.device)
     with show_progress(quiet) as watcher:
         result = asdict(run_evaluation(trained, resolved, watcher))
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +12,7 @@ from sparklm.cli.options import (
     TEXT,
     Assignments,
     ConfigFile,
+    Device,
     Format,
     Key,
     LogFormat,
@@ -23,6 +25,7 @@ from sparklm.cli.options import (
     TextColumn,
     check_placement,
     going_on_later,
+    open_model,
     print_note,
     resolve_settings,
     show_progress,
@@ -33,6 +36,7 @@ from sparklm.errors import UserError
 if TYPE_CHECKING:
     from sparklm.config import Config
     from sparklm.inference.sampling import Sampling
+    from sparklm.models.model_zip import TrainedModel
 
 
 def generate(
@@ -73,6 +77,7 @@ def generate(
     config: ConfigFile = None,
     assignments: Assignments = None,
     master: Master = None,
+    device: Device = None,
     quiet: Quiet = False,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
@@ -83,14 +88,14 @@ def generate(
     goes on.
     """
     logs.set_up(log_level, log_format)
-    flags = source_flags(prompts, None, text_column, data_format, table) | {"spark.master": master}
-    resolved = None
+    flags = source_flags(prompts, None, text_column, data_format, table)
+    flags |= {"spark.master": master, "training.device": device}
+    resolved = resolve_settings(None, config, assignments, flags).config
     if prompts or table is not None:
         if out is None:
             raise UserError("many prompts need a place for their texts; add --out PLACE")
         if prompt:
             raise UserError(f"PROMPT {prompt!r} is one prompt, --prompts and --table are many; leave one of them out")
-        resolved = resolve_settings(None, config, assignments, flags).config
         check_placement(resolved)
     elif out is not None or out_table is not None:
         raise UserError("--out and --out-table are for many prompts; add --prompts or --table")
@@ -98,19 +103,27 @@ def generate(
     from sparklm.inference.sampling import Sampling
 
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    if resolved is None or out is None:
-        _print_one(model, prompt, max_new_tokens, sampling)
+    if out is None:
+        _print_one(open_model(model, resolved.training.device), prompt, max_new_tokens, sampling)
     else:
         _write_many(resolved, model, max_new_tokens, sampling, out, key, out_table, quiet)
 
 
-def _print_one(model: str, prompt: str, max_new_tokens: int, sampling: Sampling) -> None:
-    from sparklm.inference.generate import generate_text
-    from sparklm.models.model_zip import load_model
+def _print_one(trained: TrainedModel, prompt: str, max_new_tokens: int, sampling: Sampling) -> None:
+    """Print the text: as it comes, if somebody looks on."""
+    from sparklm.inference.generate import generate_text, stream_text
+    from sparklm.inference.prompts import encode_prompt
 
-    generated = generate_text(load_model(model), prompt, max_new_tokens, sampling)
-    print_note(generated.note)
-    print(generated.text)
+    if not sys.stdout.isatty():
+        generated = generate_text(trained, prompt, max_new_tokens, sampling)
+        print_note(generated.note)
+        print(generated.text)
+        return
+    print_note(encode_prompt(trained, prompt)[1])
+    print(prompt, end="", flush=True)
+    for piece in stream_text(trained, prompt, max_new_tokens, sampling):
+        print(piece, end="", flush=True)
+    print()
 
 
 def _write_many(

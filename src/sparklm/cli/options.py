@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -18,6 +18,7 @@ from sparklm.cli.completion import complete_preset, complete_run, complete_setti
 if TYPE_CHECKING:
     from sparklm.config import Config
     from sparklm.config.resolve import ModelSettings, Resolution
+    from sparklm.models.model_zip import TrainedModel
     from sparklm.progress.tracker import Tracker
 
 # Importing the tables would load pydantic for every --help; a test holds these texts to the tables.
@@ -92,6 +93,16 @@ Model = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Device = Annotated[
+    Literal["auto", "cpu", "cuda"] | None,
+    typer.Option(
+        "--device",
+        metavar="NAME",
+        help="Where to compute: auto = a GPU if there is one; cpu; cuda.",
+        show_default="auto",
+        rich_help_panel=RUN,
+    ),
+]
 TextColumn = Annotated[
     str | None,
     typer.Option(
@@ -272,6 +283,15 @@ def check_placement(config: Config) -> None:
         from sparklm.spark.session import check_start
 
         check_start(config.spark)
+
+
+def open_model(address: str, device: str | None) -> TrainedModel:
+    """Load a model onto the device that is wanted: by default a GPU, if there is one."""
+    from sparklm.models.model_zip import load_model
+    from sparklm.training.device import choose_device
+
+    chosen = choose_device(device or "auto")  # first: to load takes longer
+    return load_model(address).to(chosen)
 
 
 def show_progress(quiet: bool) -> Tracker:

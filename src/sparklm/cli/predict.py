@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparklm.cli.options import Json, Model, print_note
+from sparklm.cli.options import Device, Json, Model, open_model, print_note
 from sparklm.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,14 +24,13 @@ def predict(
         str | None, typer.Option(metavar="DIR", help="Instead of a context: the windows of a prepared dataset.")
     ] = None,
     first: Annotated[int, typer.Option(min=1, metavar="N", help="How many windows of the dataset to show.")] = 5,
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """List the likeliest next tokens with their scores."""
-    from sparklm.models.model_zip import load_model
-
     if (context is None) == (dataset is None):
         raise UserError("give a context, or --dataset DIR: one of them")
-    trained = load_model(model)
+    trained = open_model(model, device)
     if dataset is not None:
         _print_trials(trained, dataset, top, first, as_json)
     else:

@@ -13,6 +13,7 @@ from sparklm.cli.completion import complete_run
 from sparklm.cli.options import (
     Assignments,
     ConfigFile,
+    Device,
     Format,
     Json,
     Key,
@@ -77,6 +78,7 @@ def score(
     table: Table = None,
     key: Key = None,
     master: Master = None,
+    device: Device = None,
     quiet: Quiet = False,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
@@ -89,7 +91,8 @@ def score(
     logs.set_up(log_level, log_format)
     if by is not None and keep_below is None:
         raise UserError(f"--by {by} says which figure --keep-below is about; give both")
-    flags = source_flags(corpus, None, text_column, data_format, table) | {"spark.master": master}
+    flags = source_flags(corpus, None, text_column, data_format, table)
+    flags |= {"spark.master": master, "training.device": device}
     resolved = resolve_settings(None, config, assignments, flags).config
     check_placement(resolved)
 

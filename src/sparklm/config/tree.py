@@ -169,6 +169,15 @@ class CleaningConfig(Section):
         return self.gutenberg or self.min_length > 1 or self.duplicates != "keep"
 
 
+def _by_optimizer(setting: str) -> str:
+    """The defaults of a setting with other optimizers than muon: `Default with sgd, nesterov 0.1`."""
+    names: dict[float, list[str]] = {}
+    for name, kind in OPTIMIZERS.items():
+        if setting in kind.defaults:
+            names.setdefault(kind.defaults[setting], []).append(name)
+    return "Default " + ", ".join(f"with {', '.join(those)} {value:g}" for value, those in names.items())
+
+
 class TrainingConfig(Section):
     """How the network learns."""
 
@@ -197,7 +206,9 @@ class TrainingConfig(Section):
         "muon", description=f"how gradients become updates: {', '.join(OPTIMIZERS)}"
     )
     learning_rate: Annotated[float, Field(gt=0)] = Field(
-        0.02, description="highest learning rate; muon: of the matrices inside the network"
+        0.02,
+        description="highest learning rate; with muon, of the matrices inside the network. "
+        f"{_by_optimizer('learning_rate')}",
     )
     embedding_rate: Annotated[float, Field(gt=0)] = Field(
         7.5, description="muon: highest rate of the embedding, in learning rates, at a width of 768"
@@ -218,12 +229,19 @@ class TrainingConfig(Section):
         0.05, description="what is left of the rate at the end"
     )
     weight_decay: Annotated[float, Field(ge=0)] = Field(
-        0.1, description="pull of matrices towards zero; that of muon falls with the rate"
+        0.6,
+        description="pull of matrices towards zero; with muon it falls with the rate, and embedding and output have "
+        f"none. {_by_optimizer('weight_decay')}",
     )
-    momentum: Fraction | None = Field(
-        None, description="momentum of nesterov (none = 0.9) and of muon (none = 0.95), which rises to it from 0.85"
+    momentum: Fraction = Field(
+        0.95,
+        description=f"momentum of nesterov and muon, where it rises from 0.85. {_by_optimizer('momentum')}",
     )
-    beta1: Fraction = Field(0.9, description="decay of the mean of gradients in adam and adamw")
+    beta1: Fraction = Field(
+        0.8,
+        description="decay of the mean of gradients in adam and adamw, and in muon for what is no matrix inside the "
+        f"network. {_by_optimizer('beta1')}",
+    )
     beta2: Fraction = Field(0.95, description="decay of the mean of squared gradients in adam and adamw")
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None, description="decay of the moving average of weights that becomes the model; none = the last weights do"
@@ -250,10 +268,19 @@ class TrainingConfig(Section):
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="numbers in matrix products; weights stay fp32; auto = bf16 on a GPU that has it"
     )
+    deterministic: bool = Field(
+        True, description="on a GPU, the same bits whenever the same is trained; false = faster, see docs/benchmarks.md"
+    )
     compile: bool | None = Field(None, description="compile the network; none = on a GPU that torch's compiler knows")
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="where tensors live; auto = a GPU if there is one"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_defaults_of_the_optimizer(cls, values: object) -> object:
+        kind = OPTIMIZERS.get(str(values.get("optimizer", ""))) if isinstance(values, dict) else None
+        return {**kind.defaults, **values} if kind is not None and isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _check_init(self) -> Self:

@@ -56,6 +56,21 @@ def generate_texts(
     return [texts[place] for place in range(len(prompts))]
 
 
+def stream_text(trained: TrainedModel, prompt: str, max_new_tokens: int, sampling: Sampling) -> Iterator[str]:
+    """What follows a prompt, piece by piece; a character whose bytes are not all there yet waits for the rest."""
+    tokens, _ = encode_prompt(trained, prompt)
+    decode = trained.tokenizer.decode
+    shown = len(decode(tokens))
+    for token in generate_tokens(trained, list(tokens), max_new_tokens, sampling):
+        tokens.append(token)
+        text = decode(tokens)
+        if not text.endswith("\ufffd") and len(text) > shown:
+            yield text[shown:]
+            shown = len(text)
+    if len(text := decode(tokens)) > shown:
+        yield text[shown:]
+
+
 def _continuation(trained: TrainedModel, visible: Sequence[int], new_tokens: Sequence[int]) -> str:
     decode = trained.tokenizer.decode
     return decode([*visible, *new_tokens])[len(decode(visible)) :]  # a character may begin in the prompt
@@ -77,28 +92,33 @@ def generate_rows(
     seeds: Sequence[int],
 ) -> Iterator[tuple[int, int]]:
     """Go on from several prompts at once: a row and its next token, until each document ends or has enough."""
-    reader, unknown = _Reader(trained), trained.tokenizer.unknown
+    end_of_text = trained.tokenizer.end_of_text
     rows = [
         _Row(number=number, tokens=list(prompt), most=len(prompt) + max_new_tokens, seed=seed)
         for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
     ]
-    length = min(map(len, prompts), default=0)
+    reader = _Reader(trained, max((row.most for row in rows), default=0))
     while any(not row.is_done for row in rows):
         if 2 * sum(row.is_done for row in rows) >= len(rows):
             reader.keep([place for place, row in enumerate(rows) if not row.is_done])
             rows = [row for row in rows if not row.is_done]
-        scores_BV = reader.scores_after([row.tokens for row in rows], length)
-        if unknown is not None:
-            scores_BV[:, unknown] = -math.inf  # it stands for rare words, and says nothing
-        writing = [place for place, row in enumerate(rows) if len(row.tokens) == length]
-        chosen = choose_tokens(scores_BV[writing], sampling, [rows[place].generator for place in writing])
-        for place, token in zip(writing, chosen, strict=True):
-            row = rows[place]
+        for row, token in _write_next(rows, reader, sampling):
             row.tokens.append(token)
-            if not row.is_done and token != trained.tokenizer.end_of_text:
+            if not row.is_done and token != end_of_text:
                 yield row.number, token
-            row.is_done = row.is_done or token == trained.tokenizer.end_of_text or len(row.tokens) == row.most
-        length += 1
+            row.is_done = row.is_done or token == end_of_text or len(row.tokens) == row.most
+
+
+@torch.inference_mode()
+def _write_next(rows: Sequence[_Row], reader: _Reader, sampling: Sampling) -> list[tuple[_Row, int]]:
+    """Read as far as the shortest row goes, and choose the next token of each that is as short."""
+    length = min(len(row.tokens) for row in rows)
+    scores_BV = reader.scores_after([row.tokens for row in rows], length)
+    places = [place for place, row in enumerate(rows) if len(row.tokens) == length]
+    writing = [rows[place] for place in places]
+    if len(writing) < len(rows):
+        scores_BV = scores_BV[places]
+    return list(zip(writing, choose_tokens(scores_BV, sampling, [row.generator for row in writing]), strict=True))
 
 
 class _Row:
@@ -116,19 +136,27 @@ class _Reader:
     A network that knows only what follows a whole window reads the last window anew for every token.
     """
 
-    def __init__(self, trained: TrainedModel) -> None:
-        self._trained, self._cache, self._num_read = trained, Cache(), 0
+    def __init__(self, trained: TrainedModel, most_tokens: int) -> None:
+        self._model, self._unknown = trained.model, trained.tokenizer.unknown
+        self._room = min(most_tokens, self._model.shape.context_length)
+        self._decode = trained.decoding
+        self._cache, self._num_read = Cache(self._room), 0
 
     def scores_after(self, rows: Sequence[list[int]], length: int) -> Tensor:
         """Score what follows the first tokens of each row, as many in all, and more than in the call before: (B, V)."""
-        context_length = self._trained.model.shape.context_length
-        if self._trained.model.shape.predicts_last_only:
-            return self._trained.scores_after_all([row[max(0, length - context_length) : length] for row in rows])
-        first = max(self._num_read, length - context_length)
-        if self._cache.length + length - first > context_length:
-            first, self._cache = length - max(1, context_length // 2), Cache()
+        context_length = self._model.shape.context_length
+        if self._model.shape.predicts_last_only:
+            first, self._cache = max(0, length - context_length), Cache()
+        else:
+            first = max(self._num_read, length - context_length)
+            if self._cache.length + length - first > context_length:
+                first, self._cache = length - max(1, context_length // 2), Cache(self._room)
         self._num_read = length
-        return self._trained.scores_after_all([row[first:length] for row in rows], self._cache)
+        tokens_BT = torch.tensor([row[first:length] for row in rows], device=self._model.device)
+        scores_BV = self._decode(tokens_BT, self._cache)
+        if self._unknown is not None:
+            scores_BV[:, self._unknown] = -math.inf  # it stands for rare words, and says nothing
+        return scores_BV
 
     def keep(self, places: list[int]) -> None:
         """Go on with some of the rows."""

@@ -59,26 +59,34 @@ def choose_tokens(scores_BV: Tensor, sampling: Sampling, generators: Sequence[to
     """Draw a token for each row, by its own chance: likeliest first, cut off by top-k and top-p.
 
     A draw is the one that `torch.multinomial` makes of the same probabilities: the largest quotient of a probability
-    and an exponential number.
+    and an exponential number. These numbers come from the CPU, as few as there are candidates, so that a seed means the
+    same on every device; all else happens where the scores are, and only the tokens leave it.
     """
     if sampling.temperature < _COLDEST or not generators:
         return scores_BV.argmax(dim=-1).tolist()
-    below_best_BV = (scores_BV.float() - scores_BV.amax(dim=-1, keepdim=True)) / sampling.temperature
-    scores_BK, ids_BK = _candidates(below_best_BV, sampling)
-    probabilities_BK = torch.softmax(scores_BK, dim=-1)
+    scores_BK, ids_BK = _candidates(scores_BV, sampling)
+    below_best_BK = scores_BK.float() - scores_BK.amax(dim=-1, keepdim=True)
+    probabilities_BK = torch.softmax(below_best_BK / sampling.temperature, dim=-1)
     if sampling.top_p is not None:
         total_before = probabilities_BK.cumsum(dim=-1) - probabilities_BK
         probabilities_BK = torch.where(total_before < sampling.top_p, probabilities_BK, 0.0)
-    chances_BK = torch.stack([torch.empty(ids_BK.shape[1]).exponential_(generator=each) for each in generators])
-    chosen_B1 = (probabilities_BK / chances_BK).argmax(dim=-1, keepdim=True)
+    chances_BK = torch.empty(ids_BK.shape)
+    for chances_K, generator in zip(chances_BK, generators, strict=True):
+        chances_K.exponential_(generator=generator)
+    chosen_B1 = (probabilities_BK / chances_BK.to(scores_BV.device)).argmax(dim=-1, keepdim=True)
     return ids_BK.gather(1, chosen_B1)[:, 0].tolist()
 
 
 def _candidates(scores_BV: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """The scores that are drawn from, and whose they are: best first, where top-k or top-p cut off the others."""
+    V = scores_BV.shape[1]
     if sampling.top_k is None and sampling.top_p is None:
-        return scores_BV, torch.arange(scores_BV.shape[1]).expand_as(scores_BV)
-    ids_BK = torch.topk(scores_BV, min(sampling.top_k or scores_BV.shape[1], scores_BV.shape[1])).indices
-    ids_BK = ids_BK.sort(dim=-1).values  # among equal scores the smaller id is first
+        return scores_BV, torch.arange(V, device=scores_BV.device).expand_as(scores_BV)
+    if sampling.top_k is None or sampling.top_k >= V:
+        ordered_BV, ids_BV = torch.sort(scores_BV, descending=True, stable=True)
+        return ordered_BV, ids_BV
+    ids_BK = (
+        torch.topk(scores_BV, sampling.top_k).indices.sort(dim=-1).values
+    )  # of equal scores the smaller id is first
     ordered_BK, places_BK = torch.sort(scores_BV.gather(1, ids_BK), descending=True, stable=True)
     return ordered_BK, ids_BK.gather(1, places_BK)

@@ -19,7 +19,7 @@ from sparklm.models.model_zip import TrainedModel
 from sparklm.storage import Folder, open_remote
 from sparklm.text.formats import read_chunks
 from sparklm.text.readers import Piece, make_chunk
-from sparklm.training.device import use_threads
+from sparklm.training.device import choose_device, use_threads
 
 ROWS = "_rows"  # a folder of the output while it is made: the rows of a table as they were
 _ABOUT = b"sparklm"  # in a file's metadata: what it is
@@ -53,6 +53,7 @@ class Order(BaseModel):
     model: str  # where its zip is
     model_sha256: str
     text_column: str
+    device: str = "auto"
     pieces: list[Piece] = []  # none where the documents are rows of a table
     rows: list[RowSlice] = []
 
@@ -113,7 +114,8 @@ def make_part(order: Order, columns: Mapping[str, Any], make_rows: MakeRows) -> 
     use_threads(1)
     tally = Tally()
     schema = pyarrow.schema({"key": _key_type(order), **columns})
-    rows = make_rows(open_local(order.model, order.model_sha256), _read_documents(order), tally)
+    trained = open_local(order.model, order.model_sha256, choose_device(order.device))
+    rows = make_rows(trained, _read_documents(order), tally)
     buffer = io.BytesIO()
     with pyarrow.parquet.ParquetWriter(buffer, schema, compression="zstd") as writer:
         for group in _row_groups(rows):

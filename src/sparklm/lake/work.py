@@ -6,8 +6,9 @@
     OUT/part-00000.parquet   … in the order of the corpus
     OUT/_SUCCESS             last: the totals
 
-The parts depend on the corpus alone, so the same request gives the same bytes whatever makes them. Asked for again, it
-makes only what is missing; another request is refused. Readers of parquet ignore what begins with `_`.
+The parts depend on the corpus alone, so the same request gives the same bytes whatever makes them (a GPU rounds in its
+own way). Asked for again, it makes only what is missing; another request is refused. Readers of parquet ignore what
+begins with `_`.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Work:
     out: Folder
     key: str | None = None  # a column of a table
     out_table: str | None = None
+    device: str = "auto"
 
     @property
     def kind(self) -> _Kind:
@@ -284,6 +286,7 @@ def _orders(work: Work, request: Request, model: str, slices: Sequence[dict[str,
                 "model": model,
                 "model_sha256": request.settings["model"],
                 "text_column": work.data.text_column,
+                "device": work.device,
                 "settings": work.settings,
                 **documents,
             }

@@ -7,21 +7,30 @@ from torch import Tensor
 
 
 class Cache:
-    """Per layer, keys and values of all tokens so far (attention); or the state after them (recurrent networks)."""
+    """Per layer, keys and values of all tokens so far (attention); or the state after them (recurrent networks).
 
-    def __init__(self) -> None:
-        self.length = 0
+    It has room for some tokens from the beginning, if told so, and copies what it holds only where they become more.
+    """
+
+    def __init__(self, room: int = 0) -> None:
+        self.length, self._room = 0, room
         self.state: Tensor | tuple[Tensor, ...] | None = None
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}  # with room for more tokens
 
     def extend(self, layer: int, key_BKTD: Tensor, value_BKTD: Tensor) -> tuple[Tensor, Tensor]:
         """Add a layer's new keys and values; returns all of them."""
-        old = self._layers.get(layer, (None, None))
-        key_store, stop = _with_room(old[0], key_BKTD, self.length)
-        value_store, _ = _with_room(old[1], value_BKTD, self.length)
-        key_store[:, :, self.length : stop], value_store[:, :, self.length : stop] = key_BKTD, value_BKTD
-        self._layers[layer] = key_store, value_store
-        return key_store[:, :, :stop], value_store[:, :, :stop]
+        stop = self.length + key_BKTD.shape[2]
+        stores = self._layers.get(layer)
+        if stores is None or stores[0].shape[2] < stop:
+            room = self._room if self._room >= stop else 2 * stop
+            stores = self._layers[layer] = (
+                _with_room(stores and stores[0], key_BKTD, self.length, room),
+                _with_room(stores and stores[1], value_BKTD, self.length, room),
+            )
+        keys, values = stores
+        keys.narrow(2, self.length, key_BKTD.shape[2]).copy_(key_BKTD)
+        values.narrow(2, self.length, key_BKTD.shape[2]).copy_(value_BKTD)
+        return keys.narrow(2, 0, stop), values.narrow(2, 0, stop)
 
     def keep(self, rows: list[int]) -> None:
         """Go on with some of the batch's rows only."""
@@ -32,16 +41,13 @@ class Cache:
             self.state = self.state[:, rows].contiguous()
 
 
-def _with_room(store: Tensor | None, new_BKTD: Tensor, length: int) -> tuple[Tensor, int]:
-    """A store that holds what it held and has room for new tokens, twice what is needed if it grows; where they end."""
-    stop = length + new_BKTD.shape[2]
-    if store is not None and store.shape[2] >= stop:
-        return store, stop
-    B, K, _, D = new_BKTD.shape
-    larger = new_BKTD.new_empty((B, K, 2 * stop, D))
+def _with_room(store: Tensor | None, like_BKTD: Tensor, length: int, room: int) -> Tensor:
+    """A store of keys or values with room for so many tokens, which holds those of an earlier one."""
+    B, K, _, D = like_BKTD.shape
+    larger = like_BKTD.new_empty((B, K, room, D))
     if store is not None:
         larger[:, :, :length] = store[:, :, :length]
-    return larger, stop
+    return larger
 
 
 def mask_after_cache(num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from sparklm.errors import UserError
 from sparklm.models.cache import Cache, mask_after_cache
 from sparklm.models.embedding import rotate, rotation_table
-from sparklm.models.network import LanguageModel
+from sparklm.models.gpt_decoding import GptDecoder, fits_twice
+from sparklm.models.network import Decoding, LanguageModel
 from sparklm.models.shape import ModelShape, Objective
 
 # Sizes in the words of Qwen3's config.json, and in ours.
@@ -43,11 +44,38 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
+        if x.device.type == "cpu" and x.dtype == self.weight.dtype:
+            normed: Tensor = _RmsNormOnCpu.apply(x, self.weight, self.epsilon)  # type: ignore[no-untyped-call]
+            return normed
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.epsilon)
 
 
+class _RmsNormOnCpu(torch.autograd.Function):
+    """The same with fewer passes over memory: torch has no kernel of its own for it on a CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_C: Tensor, epsilon: float) -> Tensor:
+        """Normalise the last dimension."""
+        squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
+        scale = squares.div_(x.shape[-1]).add_(epsilon).rsqrt_()
+        normed: Tensor = x * scale
+        ctx.save_for_backward(normed, scale, weight_C)
+        return normed * weight_C
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of the vectors and of the weight."""
+        normed, scale, weight_C = ctx.saved_tensors
+        product = outer[0] * normed
+        along = (product @ weight_C).div_(weight_C.numel()).unsqueeze(-1)  # what only changes a vector's length
+        gradient = (outer[0] * weight_C).addcmul_(normed, along, value=-1.0).mul_(scale)
+        return gradient, product.reshape(-1, weight_C.numel()).sum(0), None
+
+
 def project(x_BTC: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
-    """Apply several layers to the same vectors, as one matrix product: few large ones are faster than many small."""
+    """Apply several layers to the same vectors: on a CPU as one product, which is faster than several small ones."""
+    if x_BTC.is_cuda:
+        return tuple(layer(x_BTC) for layer in layers)
     weight = torch.cat([layer.weight for layer in layers])
     return torch.split(F.linear(x_BTC, weight), [layer.out_features for layer in layers], dim=-1)
 
@@ -222,6 +250,10 @@ class Gpt(LanguageModel):
     def output_weight(self) -> Tensor:
         """The embeddings, or a matrix of its own, (V, C)."""
         return self.token_embeddings if self.lm_head is None else self.lm_head.weight
+
+    def decoding(self) -> Decoding:
+        """Generate with a copy of the weights that is laid out for it, unless they are too large for a second one."""
+        return GptDecoder(self) if fits_twice(self) else super().decoding()
 
     def finish_loading(self) -> None:
         """Compute the rotation table, which is not stored."""

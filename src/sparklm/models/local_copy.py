@@ -10,6 +10,8 @@ import functools
 import hashlib
 from pathlib import Path
 
+import torch
+
 from sparklm.archive import read_members
 from sparklm.disk_cache import cached_copy, cached_file, cached_folder
 from sparklm.errors import UserError
@@ -18,6 +20,7 @@ from sparklm.models.model_zip import TrainedModel, load_model, pack_model
 from sparklm.storage import split_address
 
 _MOST_OPEN_MODELS = 2  # of a process
+_CPU = torch.device("cpu")
 _CHANGED = "the model was changed since it was asked for; ask again"
 
 
@@ -40,9 +43,9 @@ def local_zip(address: str, sha256: str) -> Path:
 
 
 @functools.lru_cache(_MOST_OPEN_MODELS)
-def open_local(address: str, sha256: str) -> TrainedModel:
-    """Load the zip of a model, by way of this machine's copy of its parts; a process does so once."""
-    return load_model(str(cached_folder(sha256, functools.partial(_read_parts, address, sha256))))
+def open_local(address: str, sha256: str, device: torch.device = _CPU) -> TrainedModel:
+    """Load the zip of a model, by way of this machine's copy of its parts; a process does so once for a device."""
+    return load_model(str(cached_folder(sha256, functools.partial(_read_parts, address, sha256)))).to(device)
 
 
 def _read_parts(address: str, sha256: str) -> dict[str, bytes]:

@@ -12,6 +12,7 @@ Qwen3 models are read as well; model_files.py finds the parts.
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import zipfile
@@ -26,9 +27,8 @@ from torch import Tensor
 from sparklm import __version__
 from sparklm.errors import UserError
 from sparklm.models.build import network_class, outline
-from sparklm.models.cache import Cache
 from sparklm.models.model_files import CONFIG, TOKENIZER, WEIGHTS, ModelFiles, find_model, refused_by_name
-from sparklm.models.network import OWN_TYPE, LanguageModel
+from sparklm.models.network import OWN_TYPE, Decoding, LanguageModel
 from sparklm.models.registry import ARCHITECTURES
 from sparklm.models.shape import ModelShape
 from sparklm.text.tokenizer import Tokenizer
@@ -45,16 +45,21 @@ class TrainedModel:
     model: LanguageModel
     tokenizer: Tokenizer
 
+    def to(self, device: torch.device) -> TrainedModel:
+        """The same on a device; there is one set of weights, which moves."""
+        return TrainedModel(model=self.model.to(device), tokenizer=self.tokenizer)
+
+    @torch.inference_mode()
     def scores_after(self, tokens: Sequence[int]) -> Tensor:
         """The score of every token to follow these, (V), on the CPU wherever the model is."""
-        return self.scores_after_all([tokens])[0]
+        tokens_BT = torch.tensor([list(tokens)], device=self.model.device)
+        scores_V: Tensor = self.model(tokens_BT, last_only=True)[0, 0]
+        return scores_V.cpu()
 
-    @torch.no_grad()
-    def scores_after_all(self, rows: Sequence[Sequence[int]], cache: Cache | None = None) -> Tensor:
-        """The score of every token to follow each of some rows of equal length, (B, V), on the CPU."""
-        tokens_BT = torch.tensor([list(row) for row in rows], device=self.model.device)
-        scores_BV: Tensor = self.model(tokens_BT, cache, last_only=True)[:, 0]
-        return scores_BV.cpu()
+    @functools.cached_property
+    def decoding(self) -> Decoding:
+        """What generates. It is kept, so the weights must not change once this was asked for."""
+        return self.model.decoding()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ Shapes: B batch, T time, C size of the features, E embedding size, V vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from sparklm.models.cache import Cache
 from sparklm.models.embedding import TokenEmbedding
 from sparklm.models.shape import ModelShape
 
+# Scores every token to follow the last of some, (B, V), given those before them in the cache.
+Decoding = Callable[[Tensor, Cache], Tensor]
 OWN_TYPE = "sparklm"  # in config.json of networks that no other library knows
 # Cosines lie between -1 and 1; as scores for a softmax they are stretched, so that the nearest tokens stand out.
 SHARPNESS = 20.0
@@ -76,6 +79,12 @@ class LanguageModel(nn.Module, ABC):
         if self.shape.predicts_embedding:
             return SHARPNESS * cosines(self.predicted_embeddings(features_BTC), self.token_embeddings)
         return F.linear(features_BTC, self.output_weight)
+
+    def decoding(self) -> Decoding:
+        """What generates with the weights as they are now: the network itself, or a faster form of it."""
+        if self.shape.predicts_last_only:  # after a whole window, which is read anew for every token
+            return lambda tokens_BT, _: self(tokens_BT, last_only=True)[:, 0]
+        return lambda tokens_BT, cache: self(tokens_BT, cache, last_only=True)[:, 0]
 
     def finish_loading(self) -> None:
         """Compute what is not a weight, once a model that was built without memory has its weights."""

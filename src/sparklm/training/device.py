@@ -43,16 +43,20 @@ def choose_precision(wanted: str, device: torch.device) -> Literal["fp32", "bf16
     return "bf16" if wanted == "bf16" else "fp32"
 
 
-def can_compile(device: torch.device) -> bool:
-    """Whether torch has a compiler for this device that pays: Triton, on GPUs that it knows."""
-    from torch.utils._triton import has_triton
-
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (7, 0) and has_triton()
-
-
 def has_fast_bfloat16() -> bool:
     """Whether this processor multiplies bfloat16 numbers itself."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def use_deterministic_kernels(wanted: bool) -> None:
+    """Have a GPU add numbers up in the same order every time, or in that which is fastest at the moment."""
+    import torch._inductor.config
+
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as cuBLAS wants it, before it is first used
+    torch.use_deterministic_algorithms(wanted)
+    # Nothing here reads what it has not written.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch._inductor.config.deterministic = wanted
 
 
 def replica_threads(config: Config, placement: Placement) -> int:

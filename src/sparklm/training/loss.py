@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sparklm.models.network import LanguageModel
 from sparklm.models.objectives import BatchLoss, LossFunction, batch_loss, loss_and_counts
-from sparklm.training.device import can_compile
+from sparklm.training.compiling import Compiled, is_compiled
 
 # Predictions of a batch in a step whose best token is looked for: of scores, and, in steps that are logged, among all
 # embeddings.
@@ -19,10 +19,8 @@ class TrainingLoss:
 
     def __init__(self, device: torch.device, precision: str, compiles: bool | None) -> None:
         self._device, self._precision = device, precision
-        self.is_compiled = can_compile(device) if compiles is None else compiles
-        self._compute: LossFunction = loss_and_counts
-        if self.is_compiled:
-            self._compute = torch.compile(loss_and_counts, fullgraph=True, dynamic=False)
+        self.is_compiled = is_compiled(compiles, device)
+        self._compute: LossFunction = Compiled(loss_and_counts) if self.is_compiled else loss_and_counts
 
     def __call__(self, model: LanguageModel, windows: Tensor) -> BatchLoss:
         """Score a network by its objective, for an evaluation: too short a work to compile anything for."""

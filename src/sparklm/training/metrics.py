@@ -202,6 +202,7 @@ class EpochRecord(BaseModel):
         float | None, _training("Python workers together, 100 = one core", "cpu_load", unit="%", group="cpu")
     ] = None
     GpuMemoryMB: Annotated[float | None, Column("GPU", _gpu_memory_mb, unit="MB", group="memory")] = None
+    CompileMs: Annotated[float | None, _phase("compile", "compile")] = None
 
     @classmethod
     def of(cls, facts: EpochFacts) -> EpochRecord:

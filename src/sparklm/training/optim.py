@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparklm.training.schedule import muon_momentum, rate_factor
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 # Muon: highest rates of other parameters, as multiples of that of matrices. Those of embedding and output hold for a
 # width of 768, and are larger in narrower networks.
 _VECTOR_RATE, _WIDTH_OF_RATES = 0.25, 768
-_NESTEROV_MOMENTUM = 0.9
+_OF_SGD = {"learning_rate": 0.1, "weight_decay": 0.0, "momentum": 0.9}
+_OF_ADAM = {"learning_rate": 1e-3, "weight_decay": 0.0, "beta1": 0.9}
 _OUTPUTS = ("lm_head", "output")  # parts of the names of output layers,
 _ENDS = ("embed", *_OUTPUTS)  # and of the matrices at a network's two ends
 
@@ -41,6 +42,7 @@ class OptimizerKind:
     state_floats: int  # kept from step to step
     working_floats: int = 0  # there for a moment in a step
     can_be_recorded: bool = False  # a step on a GPU
+    defaults: Mapping[str, float] = field(default_factory=dict)  # of settings, where they are not those of muon
 
 
 def _sgd(named: Mapping[str, nn.Parameter], training: TrainingConfig, **options: Any) -> list[torch.optim.Optimizer]:
@@ -50,8 +52,7 @@ def _sgd(named: Mapping[str, nn.Parameter], training: TrainingConfig, **options:
 
 
 def _nesterov(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> list[torch.optim.Optimizer]:
-    momentum = _NESTEROV_MOMENTUM if training.momentum is None else training.momentum
-    return _sgd(named, training, momentum=momentum, nesterov=True)
+    return _sgd(named, training, momentum=training.momentum, nesterov=True)
 
 
 def _adam(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> list[torch.optim.Optimizer]:
@@ -69,7 +70,7 @@ def _adamw(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> list[
 def _muon(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> list[torch.optim.Optimizer]:
     from torch.optim import AdamW
 
-    from sparklm.training.device import can_compile
+    from sparklm.training.compiling import is_compiled
     from sparklm.training.muon import Muon
 
     device = _device_of(named)
@@ -79,7 +80,7 @@ def _muon(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> list[t
         lr=_dial(training.learning_rate, device),
         momentum=_dial(muon_momentum(0, 1, training), device),
         weight_decay=_dial(training.weight_decay, device),
-        compiles=training.compile is not False and can_compile(device),
+        compiles=device.type == "cuda" and is_compiled(training.compile, device),
     )
     by_rate: dict[float, list[nn.Parameter]] = defaultdict(list)
     is_tied = not any(_is_output(name) for name in named)
@@ -126,13 +127,23 @@ def _dial(value: float, device: torch.device) -> Dial:
 
 
 OPTIMIZERS: dict[str, OptimizerKind] = {
-    "sgd": OptimizerKind(description="plain gradient steps", build=_sgd, state_floats=0),
-    "nesterov": OptimizerKind(description="SGD with Nesterov momentum", build=_nesterov, state_floats=1),
+    "sgd": OptimizerKind(description="plain gradient steps", build=_sgd, state_floats=0, defaults=_OF_SGD),
+    "nesterov": OptimizerKind(
+        description="SGD with Nesterov momentum", build=_nesterov, state_floats=1, defaults=_OF_SGD
+    ),
     "adam": OptimizerKind(
-        description="Adam; decay is part of the gradient", build=_adam, state_floats=2, can_be_recorded=True
+        description="Adam; decay is part of the gradient",
+        build=_adam,
+        state_floats=2,
+        can_be_recorded=True,
+        defaults=_OF_ADAM,
     ),
     "adamw": OptimizerKind(
-        description="Adam with decoupled weight decay", build=_adamw, state_floats=2, can_be_recorded=True
+        description="Adam with decoupled weight decay",
+        build=_adamw,
+        state_floats=2,
+        can_be_recorded=True,
+        defaults={**_OF_ADAM, "weight_decay": 0.1},
     ),
     # Muon takes all matrices of one shape through its iteration together: about half of a network, six times over.
     # AdamW keeps one number more for its part, but needs none to work with.

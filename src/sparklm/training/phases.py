@@ -11,7 +11,7 @@ from typing import Literal
 from sparklm.training.evaluations import PartEvaluation
 
 # In the words of those who averaged parameters on Spark before.
-Phase = Literal["get_model", "data", "fit", "exchange", "reduce", "broadcast", "save", "evaluate"]
+Phase = Literal["get_model", "compile", "data", "fit", "exchange", "reduce", "broadcast", "save", "evaluate"]
 _WORKING_PHASES: tuple[Phase, ...] = ("data", "fit", "exchange", "reduce", "broadcast", "save")
 
 

@@ -28,7 +28,7 @@ from sparklm.models.build import build_model
 from sparklm.models.model_zip import TrainedModel
 from sparklm.models.objectives import Tally, to_device
 from sparklm.text.windows import Int64Array, Windows, derive_seed
-from sparklm.training.device import choose_device, choose_precision
+from sparklm.training.device import choose_device, choose_precision, use_deterministic_kernels
 from sparklm.training.ema import Ema
 from sparklm.training.epoch_log import EpochLog
 from sparklm.training.evaluations import PartEvaluation, choose_windows, other_windows, share_of
@@ -58,6 +58,8 @@ class Replica:
         config = run.config
         self.run, self.config, self.number = run, config, number
         self.device = choose_device(config.training.device)
+        if self.device.type == "cuda":
+            use_deterministic_kernels(config.training.deterministic)
         precision = choose_precision(config.training.precision, self.device)
         self._loss = TrainingLoss(self.device, precision, config.training.compile)
         self._figures = LateFigures(self.device)
@@ -76,6 +78,7 @@ class Replica:
         self._recorder = StepRecorder[tuple[Tally, Tensor, Tensor]]() if is_recorded else None
         self.strategy = make_strategy(self)
         self.step = 0  # steps whose gradient is computed
+        self._is_to_compile = self._loss.is_compiled  # at the first step
         self.pending: Round | None = None  # the round just done, whose sync is not finished
         self._train_windows = self.dataset.windows(self.dataset.train, config.data, config.data.window_stride)
 
@@ -123,8 +126,9 @@ class Replica:
                     self._evaluate_part(on_step)
                 with self.log.clock("data"):
                     windows = next(batches)
-                with self.log.clock("fit"):
+                with self.log.clock("compile" if self._is_to_compile else "fit"):
                     self.strategy.step(windows)
+                self._is_to_compile = False
                 if _logger.isEnabledFor(TRACE):
                     _logger.log(TRACE, "step done", extra=self.figures(loss=self.log.totals.last_loss))
                 if on_step is not None:

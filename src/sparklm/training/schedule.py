@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sparklm.config import TrainingConfig
 
-# Muon's momentum: where it begins, how high it rises, and in how many times the warm-up.
-_FIRST_MOMENTUM, _MOMENTUM, _MOMENTUM_RISES = 0.85, 0.95, 3
+_FIRST_MOMENTUM, _MOMENTUM_RISES = 0.85, 3  # of Muon: where it begins, and in how many times the warm-up it rises
 # Between the highest rate (1) and the lowest (0), when so much of the way after warm-up is done.
 SCHEDULES: dict[str, Callable[[float, TrainingConfig], float]] = {
     "constant": lambda progress, training: 1.0,
@@ -50,9 +49,8 @@ def muon_momentum(step: int, total_steps: int, training: TrainingConfig) -> floa
     [0.85, 0.9, 0.95]
     """
     risen = min(1.0, step / (_MOMENTUM_RISES * count_warmup_steps(total_steps, training)))
-    highest = _MOMENTUM if training.momentum is None else training.momentum
-    lowest = min(_FIRST_MOMENTUM, highest)
-    return lowest + risen * (highest - lowest)
+    lowest = min(_FIRST_MOMENTUM, training.momentum)
+    return lowest + risen * (training.momentum - lowest)
 
 
 def count_warmup_steps(total_steps: int, training: TrainingConfig) -> int:

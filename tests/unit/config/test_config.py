@@ -48,7 +48,7 @@ def test_later_layers_win_and_each_value_remembers_its_layer(tmp_path: Path) -> 
     assert sources["model.dropout"] == (0.5, path)
     assert sources["training.epochs"] == (8, "--set")
     assert sources["spark.master"] == ("none", "command line")
-    assert sources["training.beta1"] == (0.9, "default")
+    assert sources["training.beta1"] == (0.8, "default")
     assert sources["data.corpus"] == (None, "default")
 
 

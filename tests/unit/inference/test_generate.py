@@ -189,10 +189,10 @@ def test_the_unknown_token_is_never_generated(monkeypatch: pytest.MonkeyPatch) -
     trained = TrainedModel(model=model, tokenizer=tokenizer)
     best = int(tokenizer.encode(" two")[0])
 
-    def scores(self: TrainedModel, rows: list[list[int]], cache: Cache | None = None) -> torch.Tensor:
-        values = torch.zeros(len(rows), tokenizer.vocab_size)
+    def scores(tokens: torch.Tensor, cache: Cache) -> torch.Tensor:
+        values = torch.zeros(len(tokens), tokenizer.vocab_size)
         values[:, tokenizer.unknown], values[:, best] = 9.0, 5.0
         return values
 
-    monkeypatch.setattr(TrainedModel, "scores_after_all", scores)
+    monkeypatch.setattr(model, "decoding", lambda: scores)
     assert list(generate_tokens(trained, [best], 3, Sampling(temperature=0))) == [best] * 3

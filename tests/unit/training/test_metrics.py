@@ -38,6 +38,7 @@ def test_metrics_have_the_21_columns_first_and_nothing_made_up_without_spark(fin
         "OverheadMs",
         "PythonCpuLoad",
         "GpuMemoryMB",
+        "CompileMs",
     ]
     assert len(rows) == 3
     for row in rows[1:]:
