@@ -29,6 +29,7 @@ from sparklm.placement.start import Start
 from sparklm.planning.decide import chooses_sizes, describe_length, plan_training, set_length
 from sparklm.planning.decide import describe as describe_plan
 from sparklm.planning.measure import MEASURING
+from sparklm.planning.retime import Retiming
 from sparklm.progress.status import STATUS, read_status
 from sparklm.progress.watch import is_gone
 from sparklm.progress.watcher import Watcher
@@ -121,7 +122,9 @@ def train(
             plan = make_plan(run.config, dataset)
         identified = identify(run=run.run_id)
         with exporting(run, watcher.warn) as exporters:
-            trained = _train(run, dataset, plan, placement, exporters, time.monotonic() - began, stop)
+            minutes = run.config.plan.minutes if found is None else None
+            ends_at = None if minutes is None else came + 60 * minutes
+            trained = _train(run, dataset, plan, placement, exporters, time.monotonic() - began, stop, ends_at)
         files = _copy_outputs(folder, config)
         forget(identified)  # not when something goes wrong: that is still to be logged
     return replace(trained, files=files)
@@ -135,6 +138,7 @@ def _train(
     exporters: Sequence[SafeExporter],
     seconds_before: float,
     stop: StopRequest | None,
+    ends_at: float | None,
 ) -> JobResult:
     """Train, and make everything that a trained model is shown by; the list of files is left to be filled."""
     began, config, folder, watcher = time.monotonic(), run.config, run.folder, placement.watcher
@@ -142,8 +146,11 @@ def _train(
     vocab_size = run.vocab_size(dataset.manifest.vocab_size)
     watcher.note(describe_work(run, plan, vocab_size))
     placement.prepare_training(run, vocab_size)
-    result = fit(run, dataset, plan, placement, exporters, stop)
-    trained_at = time.monotonic()
+    retiming = None
+    if ends_at is not None and run.planned is not None and run.planned.fills_time:
+        retiming = Retiming(dataset=dataset, ends_at=ends_at, note=watcher.note)
+    result = fit(run, dataset, plan, placement, exporters, stop, retiming)
+    run, trained_at = result.run, time.monotonic()
     if result.stopped_early:
         watcher.note(
             f"stopped early in epoch {len(result.records)}: validation no longer improves; the model is that of step "

@@ -25,6 +25,7 @@ from sparklm.text.tokenizer_kinds import choose_vocab_size, make_tokenizer, need
 from sparklm.text.windows import WindowPlan
 from sparklm.training.memory import estimate_replica_bytes
 from sparklm.training.run import Planned, Run
+from sparklm.training.schedule import count_warmup_steps
 from sparklm.wording import amount, count, duration
 
 FINISH_SECONDS = 4.0  # to write the model, a sample and the report
@@ -33,6 +34,8 @@ _SMALLEST_SHARE = 0.5  # of the minutes is for training, however long it took to
 _USABLE_MEMORY = 0.7
 _SHARE_OF_SYNCS = 0.07  # of the time, where replicas sync
 _LEAST_TEXT_BYTES = 1000
+_SCHEDULE = ("schedule", "decay_fraction", "warmup_steps", "warmup_fraction", "max_steps")
+_DECAY = 0.65  # the part of the steps in which the rate falls; before it does, the length is set anew
 _FIXING = (  # settings that fix a part of the choice where they are given
     "model.width",
     "model.num_layers",
@@ -182,13 +185,24 @@ def set_length(run: Run, plan: WindowPlan, dataset: Dataset, step_seconds: float
         if config.training.max_steps is not None:
             steps = min(steps, config.training.max_steps)
         expected = loss(steps)
-    chosen = {"max_steps": steps}
-    if planned.bits_per_byte is not None and not config.is_given("training.epochs"):
-        chosen["epochs"] = math.ceil(steps * plan.global_batch_size / plan.num_windows)
-    elif steps >= plan.total_steps:
-        chosen = {}
-    planned = planned.model_copy(update={"bits_per_byte": expected, "step_seconds": step_seconds})
-    return run.model_copy(update={"config": config.with_training(**chosen), "planned": planned.with_settings(**chosen)})
+    chosen: dict[str, int | float | str] = {}
+    is_open = planned.bits_per_byte is not None and not config.is_given("training.epochs")
+    if is_open:
+        chosen["epochs"] = epochs_of(steps, plan)
+    if is_open or steps < plan.total_steps:
+        chosen["max_steps"] = steps
+    fills_time = is_open and steps == most and not any(config.is_given(f"training.{name}") for name in _SCHEDULE)
+    if fills_time:
+        warmup = count_warmup_steps(steps, config.training)
+        chosen |= {"schedule": "stable", "decay_fraction": _DECAY, "warmup_steps": warmup}
+    figures = {"bits_per_byte": expected, "step_seconds": step_seconds, "fills_time": fills_time}
+    planned = planned.model_copy(update=figures).with_settings(chosen)
+    return run.model_copy(update={"config": config.with_training(**chosen), "planned": planned})
+
+
+def epochs_of(steps: int, plan: WindowPlan) -> int:
+    """The epochs that have so many steps."""
+    return math.ceil(steps * plan.global_batch_size / plan.num_windows)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ _WIDE_HEAD = 128
 _WINDOWS = ((1_500_000, 128), (8_000_000, 256), (40_000_000, 512))  # up to so many parameters
 _LONGEST_WINDOW, _SHORTEST_WINDOW = 1024, 64
 _FEWEST_WINDOWS_OF_A_TEXT = 64
-_NEWTON_SCHULZ_STEPS = 5
+_NEWTON_SCHULZ_STEPS = 3
 
 
 @dataclass(frozen=True, kw_only=True)

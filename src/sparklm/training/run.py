@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from collections.abc import Mapping
 
 import safetensors.torch
 from pydantic import BaseModel, ConfigDict
@@ -60,8 +61,9 @@ class Planned(BaseModel):
     settings: dict[str, int | float | str]  # chosen; they are among those of the config
     bits_per_byte: float | None = None  # expected; None = of networks that no fits are there for
     step_seconds: float | None = None  # measured
+    fills_time: bool = False  # its length is that of the minutes, and is set anew before the rate falls
 
-    def with_settings(self, **settings: int) -> Planned:
+    def with_settings(self, settings: Mapping[str, int | float | str]) -> Planned:
         """The same with more settings of training chosen."""
         more = {f"training.{name}": value for name, value in settings.items()}
         return self.model_copy(update={"settings": self.settings | more})

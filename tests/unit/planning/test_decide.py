@@ -10,13 +10,16 @@ from sparklm.config import Config, flat_settings
 from sparklm.config.resolve import resolve
 from sparklm.errors import UserError
 from sparklm.placement.in_process import InProcess
+from sparklm.planning import retime
 from sparklm.planning.decide import plan_training
 from sparklm.storage import Folder
+from sparklm.text.shards import Dataset
+from sparklm.text.windows import WindowPlan
 from sparklm.training.checkpoint.commit import latest_step
 from sparklm.training.metrics import METRICS
 from sparklm.training.replica import Replica
-from sparklm.training.run import Run, read_run
-from sparklm.training.schedule import learning_rate
+from sparklm.training.run import Run, make_plan, read_run
+from sparklm.training.schedule import decay_start, learning_rate
 from tests.conftest import RecordingWatcher, run_job
 from tests.placements import DiesAfter
 
@@ -86,6 +89,40 @@ def test_an_interrupted_run_keeps_its_choice_and_equals_one_with_these_settings(
 
 
 @pytest.mark.usefixtures("as_by_size")
+@pytest.mark.parametrize("more", [-60, 40])
+def test_a_length_that_is_set_anew_gives_the_bits_of_a_run_that_had_it_from_the_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    lengths = []
+
+    def new_total(run: Run, plan: WindowPlan, dataset: Dataset, step: int, seconds: float, left: float) -> int:
+        lengths.extend([step, plan.total_steps, plan.total_steps + more])
+        return plan.total_steps + more
+
+    monkeypatch.setattr(retime, "new_total", new_total)
+    watcher = RecordingWatcher()
+    run_job(config(), tmp_path / "run", watcher=watcher)
+    turn, _, after = lengths  # asked once
+    run = read(tmp_path / "run")
+    assert latest_step(run.folder) == run.config.training.max_steps == after
+    assert decay_start(after, run.config.training) == turn
+    assert any(f"there is room for {after:,} in all" in note for note in watcher.notes)
+    assert run.planned is not None
+    settings = [f"{key}={value!r}" for key, value in run.planned.settings.items() if not isinstance(value, str)]
+    settings += [f"{key}={value}" for key, value in run.planned.settings.items() if isinstance(value, str)]
+    run_job(config(*settings, minutes=None), tmp_path / "given")
+    assert (tmp_path / "run/model.zip").read_bytes() == (tmp_path / "given/model.zip").read_bytes()
+
+
+def test_the_new_length_is_that_of_the_time_left(finished_run: Path) -> None:
+    run = read(finished_run)
+    dataset = run.open_dataset()
+    plan = make_plan(run.config, dataset)
+    assert retime.new_total(run, plan, dataset, step=100, seconds=10.0, left=1000.0) > 9000
+    assert retime.new_total(run, plan, dataset, step=100, seconds=10.0, left=-5.0) == 125  # it must fall somehow
+
+
+@pytest.mark.usefixtures("as_by_size")
 def test_settings_that_are_given_stay_and_others_are_chosen_around_them(tmp_path: Path) -> None:
     given = config("model.width=128", "data.tokenizer=byte", "training.batch_size=4", "data.validation_fraction=0.2")
     plan = plan_training(given, Folder(str(tmp_path)), InProcess())
@@ -107,7 +144,9 @@ def test_a_prepared_dataset_and_its_vocabulary_are_taken_as_they_are(finished_ru
 
 @pytest.mark.usefixtures("as_by_size")
 def test_replicas_that_take_turns_share_the_time(tmp_path: Path) -> None:
-    run_job(config("distributed.replicas=2", "distributed.strategy=allreduce"), tmp_path / "run")
+    run_job(
+        config("distributed.replicas=2", "distributed.strategy=allreduce", "training.schedule=cosine"), tmp_path / "run"
+    )
     run = read(tmp_path / "run")
     assert latest_step(run.folder) == run.config.training.max_steps
 
