@@ -1,4 +1,7 @@
-"""Spark's event log as its history server finds it: a folder of files of JSON lines, compressed as Spark likes."""
+"""Spark's event log as its history server finds it: files of JSON lines, compressed as Spark likes.
+
+One file for each application up to Spark 3.5, and a folder of files from 4.0 on.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,15 @@ import pyarrow
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
     """Read the events of the one application in a folder, in order."""
-    (application,) = folder.glob("eventlog_v2_*")
+    (application,) = folder.glob("[!.]*")  # Hadoop keeps checksums in hidden files
+    if application.is_file():
+        return list(_lines(application))
     files = sorted(application.glob("events_*"), key=lambda path: int(path.name.split("_")[1]))
     return [event for path in files for event in _lines(path)]
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with pyarrow.input_stream(str(path), compression=path.suffix.removeprefix(".")) as stream:
+    with pyarrow.input_stream(str(path), compression=path.suffix.removeprefix(".") or None) as stream:
         yield from map(json.loads, stream.read().splitlines())
 
 

@@ -43,11 +43,13 @@ def wait_for(log: Path, pattern: str, process: subprocess.Popen[bytes], seconds:
 
 
 @contextlib.contextmanager
-def daemon(folder: Path, name: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+def daemon(
+    folder: Path, name: str, *arguments: str, home: Path | None = None
+) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """One of Spark's own server processes, ended with its children when the test is done."""
     import pyspark
 
-    home = Path(pyspark.__file__).parent
+    home = home or Path(pyspark.__file__).parent
     log = folder / f"{name}.log"
     environment = os.environ | {
         "SPARK_HOME": str(home),

@@ -12,10 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
+import pyspark
 import pytest
 
 from sparklm.spark.placement import OnSpark
+from tests.cluster.test_standalone import daemon, free_port, wait_for
 from tests.commands import Result, run_command, start_process
+from tests.spark_matrix import OVERLAYS
 
 pytestmark = pytest.mark.spark
 NOBODY = "127.0.0.1:1"  # where nothing listens
@@ -105,6 +108,38 @@ def test_a_spark_home_of_another_version(tmp_path: Path) -> None:
     found(
         result, "Spark", rf"PySpark is .*, but SPARK_HOME={tmp_path} is Spark 3.4.1", r"pip install 'pyspark==3.4.\*'"
     )
+
+    trained = run_command("train", *LOCAL, "--run", "run", cwd=tmp_path, SPARK_HOME=str(tmp_path))
+    assert trained.returncode == 2
+    assert re.search(r"but SPARK_HOME=.* is Spark 3.4.1; use pip install 'pyspark==3.4.\*'", trained.stderr)
+
+
+@pytest.mark.long
+def test_a_master_of_another_version(tmp_path: Path) -> None:
+    homes = sorted(path for path in OVERLAYS.glob("*/pyspark") if path.parent.name != pyspark.__version__)
+    if not homes:
+        pytest.skip("no other Spark on this machine: `make test-matrix` brings some")
+    port = free_port()
+    place = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
+    with daemon(tmp_path, "master", "org.apache.spark.deploy.master.Master", *place, home=homes[0]) as (process, log):
+        wait_for(log, "I have been elected leader", process)
+        result = start_process("doctor", "--master", f"spark://127.0.0.1:{port}", cwd=tmp_path)
+    found(result, "master", "has not taken this application", "it may have another version of Spark")
+
+
+@pytest.mark.long
+def test_a_driver_that_executors_cannot_call_back(tmp_path: Path) -> None:
+    """Its address is one of those that RFC 5737 gives to nobody."""
+    settings = ("spark.driver.host=203.0.113.7", "spark.driver.bindAddress=127.0.0.1", "spark.executor.memory=512m")
+    flags = [part for setting in settings for part in ("--set", setting)]
+    result = start_process("doctor", "--master", "local-cluster[1,1,512]", *flags, cwd=tmp_path)
+    found(result, "slots", "gave no executor", "cannot call the driver back at 203.0.113.7: set spark.driver.host")
+
+
+def test_an_s3_that_does_not_answer(tmp_path: Path) -> None:
+    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_ENDPOINT_URL": f"http://{NOBODY}"}
+    result = start_process("doctor", "--master", "none", "--run", "s3://bucket/runs", cwd=tmp_path, **keys)
+    found(result, "run folder", "s3://bucket/runs.* does not answer.*: connection refused", "choose another --run")
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def logged(corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
     result = subprocess.run(
         [sys.executable, "-m", "tests.train_logged", corpus_file, place / "run", place / "events"],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=500,

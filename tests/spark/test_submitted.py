@@ -6,17 +6,20 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyspark
 import pytest
 
+import sparklm
+from sparklm.api import functions
 from sparklm.config import Config
 from sparklm.config.resolve import resolve
 from sparklm.errors import UserError
 from sparklm.spark import submitted
 from sparklm.spark.submitted import SparkSettings, check_deployment, spark_settings
+from sparklm.storage import Folder
 from sparklm.submit.entry import ENTRY_SCRIPT
 from tests.conftest import TINY, run_job, tiny_config
 
@@ -64,26 +67,53 @@ def test_a_file_of_defaults_is_read_where_spark_reads_it(
     assert settings == {"spark.master": "spark://here:7077", "spark.app_name": "daily job"}
 
 
+@pytest.fixture
+def in_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (submitted, functions):
+        monkeypatch.setattr(module, "spark_settings", lambda: SUBMITTED)
+
+
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("master", "results", "message"),
     [
-        ({"spark.master": "local[2]", "output.run": "hdfs:///runs/a"}, "submitted to 'yarn' in cluster mode"),
-        ({"spark.master": "none", "output.run": "hdfs:///runs/a"}, "submitted to 'yarn' in cluster mode"),
-        ({"spark.master": "yarn"}, "--run DIR: in cluster mode the driver's working folder is a scratch folder"),
-        ({"spark.master": "yarn", "output.run": "runs/a"}, "give --run an address that all machines share"),
+        ("local[2]", "hdfs:///runs/a", "submitted to 'yarn' in cluster mode"),
+        ("none", "hdfs:///runs/a", "submitted to 'yarn' in cluster mode"),
+        ("yarn", "runs/a", "runs/a: in cluster mode the driver's working folder is a scratch folder"),
     ],
 )
 def test_a_driver_in_the_cluster_refuses_what_contradicts_its_place(
-    monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], message: str
+    in_the_cluster: None, master: str, results: str, message: str
 ) -> None:
-    monkeypatch.setattr(submitted, "spark_settings", lambda: SUBMITTED)
     with pytest.raises(UserError, match=message):
-        check_deployment(resolve(flags=settings).config)
-    check_deployment(resolve(flags={"spark.master": "yarn", "output.run": "hdfs:///runs/a"}).config)
+        check_deployment(resolve(flags={"spark.master": master}).config, Folder(results))
+    check_deployment(resolve(flags={"spark.master": "yarn"}).config, Folder("hdfs:///runs/a"))
+
+
+IN_PYTHON: dict[str, Callable[[Path, str], object]] = {
+    "train": lambda corpus, out: sparklm.train(corpus, run=out),
+    "prepare": lambda corpus, out: sparklm.prepare(corpus, out=out),
+    "score": lambda corpus, out: sparklm.score_corpus(corpus, model="runs/a", out=out),
+}
+
+
+@pytest.mark.parametrize("name", IN_PYTHON)
+def test_a_function_in_the_cluster_refuses_it_before_any_work(
+    in_the_cluster: None, name: str, corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="there: in cluster mode the driver's working folder is a scratch folder"):
+        IN_PYTHON[name](corpus_file, "there")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_driver_in_the_cluster_evaluates_in_its_own_process(
+    in_the_cluster: None, finished_run: Path, corpus_file: Path
+) -> None:
+    assert sparklm.evaluate(sparklm.load(finished_run), corpus_file).loss > 0
 
 
 def test_outside_of_a_cluster_everything_may_be_chosen() -> None:
-    check_deployment(Config())
+    check_deployment(Config(), Folder("runs/a"))
 
 
 @pytest.mark.spark

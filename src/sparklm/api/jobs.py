@@ -24,6 +24,7 @@ from sparklm.progress.status import StatusFile
 from sparklm.progress.tracker import Tracker
 from sparklm.progress.watcher import Watcher
 from sparklm.signals import stopping_on_signals
+from sparklm.spark.submitted import check_deployment
 from sparklm.storage import Folder, new_run_name, patience
 from sparklm.text.prepare import check_corpus
 from sparklm.text.prepare import prepare as prepare_dataset
@@ -64,6 +65,7 @@ def run_job(
             yield placement
 
     refuse_hidden(config)
+    check_deployment(config, folder)
     with heeding_signals(), patience(config.storage.retry_minutes, watcher.warn):
         return job.train(config, folder, start, watcher, resume=resume, stop=stop)
 
@@ -73,6 +75,7 @@ def run_plan(config: Config, watcher: Tracker, session: SparkSession | None = No
     if not chooses_sizes(config):
         raise UserError("there is nothing to choose: only the sizes of gpt, trained from the beginning, are planned")
     folder = Folder(config.output.run or new_run_name())
+    check_deployment(config, folder)
     is_new = not folder.exists()
     with patience(config.storage.retry_minutes, watcher.warn):
         if dataset_address(config.data) is None:
@@ -88,6 +91,7 @@ def run_plan(config: Config, watcher: Tracker, session: SparkSession | None = No
 
 def run_prepare(config: Config, folder: Folder, watcher: Tracker, session: SparkSession | None = None) -> Manifest:
     """Prepare where the settings place it, or on a session that is there; `sparklm prepare` is this."""
+    check_deployment(config, folder)
     with patience(config.storage.retry_minutes, watcher.warn):
         check_corpus(config.data)
         with working(config, watcher, session) as placement:
@@ -99,6 +103,8 @@ def run_evaluation(
     trained: TrainedModel, config: Config, watcher: Tracker, session: SparkSession | None = None
 ) -> CorpusEvaluation:
     """Evaluate a model on what the settings name; `sparklm evaluate` is this and what it prints."""
+    if config.spark.master != "none":  # which any process may
+        check_deployment(config, None)
     with patience(config.storage.retry_minutes, watcher.warn):
         if dataset_address(config.data) is None:
             check_corpus(config.data)
@@ -119,6 +125,7 @@ def run_work(
     session: SparkSession | None = None,
 ) -> Totals:
     """Make a row for each document, where the settings place it; the commands are this and what they print."""
+    check_deployment(config, folder)
     data = config.data.model_copy(update={"validation": None, "validation_table": None})  # which belong to a training
     device = config.training.device
     work = Work(settings=settings, data=data, model=model, out=folder, key=key, out_table=out_table, device=device)

@@ -87,8 +87,10 @@ def _make_embeddings(config: Config, size: int, dataset: Dataset, folder: Folder
     """Make the embeddings that the settings ask for, and write them; only Word2Vec is work for Spark."""
     from sparklm.embeddings.make import make_embeddings, write_embeddings
     from sparklm.placement.start import started
+    from sparklm.spark.submitted import check_deployment
 
     work, kind = folder / f".{name}.work", config.data.embeddings or "word2vec"
+    check_deployment(config, folder)
     folder.check_writable()
     if kind != "word2vec":
         config = config.model_copy(update={"spark": config.spark.model_copy(update={"master": "none"})})

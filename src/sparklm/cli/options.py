@@ -272,9 +272,6 @@ def _read_model_settings(address: str, with_optimizer: bool) -> ModelSettings:
 
 def check_placement(config: Config) -> None:
     """Find out at once, before anything is imported or started, that the work cannot run where it is to run."""
-    from sparklm.spark.submitted import check_deployment
-
-    check_deployment(config)
     if config.spark.master == "none":
         from sparklm.training.device import choose_device, choose_precision
 

@@ -18,7 +18,7 @@ from sparklm.config import SparkConfig
 from sparklm.errors import UserError
 from sparklm.placement.protocol import SessionFacts
 from sparklm.spark.cluster import ClusterFacts, ExecutorFacts, is_one_process
-from sparklm.spark.engine import Answer, CountTasks, Work
+from sparklm.spark.engine import Answer, CountTasks, Work, is_spark_3
 from sparklm.spark.reach import master_silence, within
 from sparklm.training.metrics import ClusterFigures
 
@@ -28,19 +28,23 @@ if TYPE_CHECKING:
 _ANSWER_SECONDS = 30.0
 _STOP_SECONDS = 10.0
 _MOST_CORES = 2**16
-_OLDEST = (4, 0)  # Spark: before, its client could neither follow a query nor list settings
 _TAG = "sparklm"  # how the tags that name jobs begin
+
+
+def check_version(what: str) -> None:
+    """Refuse a client that is too old: it could neither follow a query nor list settings."""
+    from pyspark import __version__
+
+    if is_spark_3():
+        raise UserError(
+            f"{what} is Spark Connect, which needs PySpark 4.0 or newer, and here is {__version__}; use the cluster's "
+            "own master, or install pyspark>=4"
+        )
 
 
 def check_packages(spark: SparkConfig) -> None:
     """Refuse where the packages are missing that speak to a server, or are too old."""
-    from pyspark import __version__
-
-    if tuple(map(int, __version__.split(".")[:2])) < _OLDEST:
-        raise UserError(
-            f"{spark.address} is Spark Connect, which needs PySpark 4.0 or newer, and here is {__version__}; use the "
-            "cluster's own master, or install pyspark>=4"
-        )
+    check_version(spark.address)
     try:
         import pyspark.sql.connect.session  # noqa: F401
     except ImportError as error:

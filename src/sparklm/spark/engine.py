@@ -92,11 +92,19 @@ def is_connect(session: SparkSession) -> bool:
     return type(session).__module__.startswith("pyspark.sql.connect")
 
 
+def is_spark_3() -> bool:
+    """Whether PySpark is of the line before 4, whose sessions lend files and metadata to their context alone."""
+    from pyspark import __version__
+
+    return str(__version__).startswith("3.")
+
+
 def engine_of(session: SparkSession) -> Engine:
     """The engine of a session."""
     if is_connect(session):
-        from sparklm.spark.connect import Connect
+        from sparklm.spark.connect import Connect, check_version
 
+        check_version("this session")
         return Connect(session)
     from sparklm.spark.classic import Classic
 

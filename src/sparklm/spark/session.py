@@ -19,6 +19,7 @@ from sparklm.config import SparkConfig
 from sparklm.errors import JobError, UserError
 from sparklm.redaction import SECRET_IN_ADDRESS, SECRET_WORDS
 from sparklm.spark.connect import check_packages, open_session
+from sparklm.spark.doctor.versions import judge_spark_home, pyspark_version
 from sparklm.spark.jvm import JAVA_OPTIONS, QUIET_LEVEL, check_java, innermost_cause, set_log_level, start_jvm
 from sparklm.spark.reach import interruptibly
 from sparklm.spark.submitted import is_submitted, spark_settings
@@ -38,6 +39,9 @@ def check_start(spark: SparkConfig) -> None:
     if is_submitted():  # which has looked for all of it
         return
     check_java()
+    home = judge_spark_home(os.environ.get("SPARK_HOME"), pyspark_version())
+    if home.status == "problem":
+        raise UserError(f"{home.seen}; {home.remedy}")
     if spark.master == "yarn":
         check_yarn()
 
@@ -81,6 +85,8 @@ def start_session(spark: SparkConfig, on_news: Callable[[str], None] = lambda ne
     except (PySparkException, Py4JError, ConnectionError) as error:
         is_gone = isinstance(error, Py4JNetworkError | ConnectionError)
         reason = "its Java has ended, and its own words are above" if is_gone else innermost_cause(error)
+        if "stopped SparkContext" in reason:  # and where it was made: a stack
+            reason = "the master has not taken this application, and Spark's own words are above"
         raise JobError(f"Spark does not start with master {spark.master!r}: {reason}") from error
     if spark.log_level != QUIET_LEVEL:  # a session that was there before keeps its own, unless told otherwise
         session.sparkContext.setLogLevel(spark.log_level)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from sparklm.models.local_copy import find_zip, open_local
 from sparklm.models.model_zip import TrainedModel
 from sparklm.spark.cluster import is_one_process
-from sparklm.spark.engine import is_connect
+from sparklm.spark.engine import is_connect, is_spark_3
 from sparklm.storage import split_address
 from sparklm.training.device import use_threads
 
@@ -72,10 +72,10 @@ def _hand_out(session: SparkSession, path: Path, name: str) -> None:
                 os.link(path, named)
             except OSError:  # another disk, or one without links
                 shutil.copyfile(path, named)
-        if hasattr(session, "addArtifacts"):
-            session.addArtifacts(str(named), file=True)
-        else:  # Spark 3.5
+        if is_spark_3():
             session.sparkContext.addFile(str(named))
+        else:
+            session.addArtifacts(str(named), file=True)
 
 
 def _kept_folder() -> str:

@@ -79,8 +79,8 @@ def parse_properties(text: str) -> dict[str, str]:
     return {line[1]: line[2] for line in lines if line is not None}
 
 
-def check_deployment(config: Config) -> None:
-    """Refuse settings that contradict where spark-submit has put this process."""
+def check_deployment(config: Config, results: Folder | None) -> None:
+    """Refuse a master and a folder for results that contradict where spark-submit has put this process."""
     settings = spark_settings()
     if not settings.is_cluster_mode:
         return
@@ -90,9 +90,9 @@ def check_deployment(config: Config) -> None:
             f"spark.master = {config.spark.master!r}, but this job was submitted to {submitted!r} in cluster mode, and "
             "its driver runs there; leave out --master and spark.master, or submit it to the master that you mean"
         )
-    run = Folder(config.output.run or "runs").local_path()
-    if run is not None and not run.is_absolute():
+    path = None if results is None else results.local_path()
+    if path is not None and not path.is_absolute():
         raise UserError(
-            f"--run {config.output.run or 'DIR'}: in cluster mode the driver's working folder is a scratch folder, "
-            "removed at the end; give --run an address that all machines share, such as hdfs:///runs/a"
+            f"{results}: in cluster mode the driver's working folder is a scratch folder, removed at the end; write to "
+            "an address that all machines share, such as --run hdfs:///runs/a"
         )

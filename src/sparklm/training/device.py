@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 import psutil
@@ -48,15 +50,23 @@ def has_fast_bfloat16() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def use_deterministic_kernels(wanted: bool) -> None:
-    """Have a GPU add numbers up in the same order every time, or in that which is fastest at the moment."""
+@contextmanager
+def deterministic_kernels(device: torch.device, wanted: bool) -> Iterator[None]:
+    """Have a GPU add numbers up in the same order every time. A CPU always does."""
+    if device.type != "cuda" or not wanted:
+        yield
+        return
     import torch._inductor.config
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as cuBLAS wants it, before it is first used
-    torch.use_deterministic_algorithms(wanted)
     # Nothing here reads what it has not written.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch._inductor.config.deterministic = wanted
+    torch._inductor.config.deterministic = True
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def replica_threads(config: Config, placement: Placement) -> int:

@@ -13,7 +13,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from sparklm.models.build import build_model
 from sparklm.models.model_zip import TrainedModel
 from sparklm.models.objectives import Tally, to_device
 from sparklm.text.windows import Int64Array, Windows, derive_seed
-from sparklm.training.device import choose_device, choose_precision, use_deterministic_kernels
+from sparklm.training.device import choose_device, choose_precision, deterministic_kernels
 from sparklm.training.ema import Ema
 from sparklm.training.epoch_log import EpochLog
 from sparklm.training.evaluations import PartEvaluation, choose_windows, other_windows, share_of
@@ -58,8 +58,6 @@ class Replica:
         config = run.config
         self.run, self.config, self.number = run, config, number
         self.device = choose_device(config.training.device)
-        if self.device.type == "cuda":
-            use_deterministic_kernels(config.training.deterministic)
         precision = choose_precision(config.training.precision, self.device)
         self._loss = TrainingLoss(self.device, precision, config.training.compile)
         self._figures = LateFigures(self.device)
@@ -168,7 +166,8 @@ class Replica:
             self.optimizer.step()
             return tally, sums, norm
 
-        tally, sums, norm = self._recorder.run(is_logged, compute, to_device(windows, self.device))
+        with self._kernels():
+            tally, sums, norm = self._recorder.run(is_logged, compute, to_device(windows, self.device))
         self._count_batch(tally, sums)
         self._count_update(rate, norm)
 
@@ -177,17 +176,23 @@ class Replica:
         self._begin_step()
         self.optimizer.zero_grad()
         is_logged = self.log.is_due(self.step)
-        self._count_batch(*self._accumulate_gradients(to_device(windows, self.device), is_logged=is_logged))
+        with self._kernels():
+            gathered = self._accumulate_gradients(to_device(windows, self.device), is_logged=is_logged)
+        self._count_batch(*gathered)
 
     def update(self) -> None:
         """Change the weights by the gradient of the last step."""
-        self._count_update(self._schedule(), self._clip())
-        self.optimizer.step()
+        with self._kernels():
+            self._count_update(self._schedule(), self._clip())
+            self.optimizer.step()
 
     def last_loss(self) -> float:
         """The loss of the last step; waits for it."""
         self._figures.wait()
         return self.log.totals.last_loss
+
+    def _kernels(self) -> AbstractContextManager[None]:
+        return deterministic_kernels(self.device, self.config.training.deterministic)
 
     def _begin_step(self) -> None:
         if self.config.model.dropout:

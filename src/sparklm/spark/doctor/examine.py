@@ -17,7 +17,7 @@ from functools import partial
 from itertools import cycle
 
 from sparklm.config import Config
-from sparklm.errors import JobError, UserError
+from sparklm.errors import JobError, StoreAwayError, UserError
 from sparklm.models.build import count_parameters
 from sparklm.spark.cluster import ClusterFacts, no_executors
 from sparklm.spark.doctor import probe
@@ -25,7 +25,6 @@ from sparklm.spark.doctor.findings import (
     Finding,
     ProcessFacts,
     VisitFacts,
-    is_loopback,
     judge_clocks,
     judge_cluster,
     judge_driver_address,
@@ -53,10 +52,10 @@ from sparklm.spark.placement import OnSpark
 from sparklm.spark.reach import master_silence, within
 from sparklm.spark.session import check_master, check_start
 from sparklm.spark.tasks import Watch, run_job, run_tasks
-from sparklm.storage import Folder
+from sparklm.storage import Folder, not_waiting
 from sparklm.training.memory import estimate_replica_bytes, process_bytes
 
-_START_SECONDS = 60.0
+_START_SECONDS = 90.0  # a standalone master that does not register us is given up by Spark after 60
 _PROBE_SECONDS = 120.0
 _GROUP = "sparklm doctor"
 _ASSUMED_VOCABULARIES = {"byte": 257, "gpt2": 50_257}
@@ -215,6 +214,7 @@ def _placed(cluster: ClusterFacts, hosts: Sequence[str]) -> ClusterFacts:
     return replace(cluster, executors=placed)
 
 
+@not_waiting()
 def visit_folder(
     run: Folder, visit: Callable[[list[str]], Sequence[str]], num_tasks: int, driver_host: str = "127.0.0.1"
 ) -> tuple[str, list[VisitFacts]]:
@@ -232,10 +232,10 @@ def visit_folder(
             for file, answer in zip(written, visit(orders), strict=True)
         ]
         return "", visits
-    except (OSError, UserError) as error:
+    except (OSError, UserError, StoreAwayError) as error:
         return str(error), []
     finally:
-        with contextlib.suppress(OSError, UserError):
+        with contextlib.suppress(OSError, UserError, StoreAwayError):
             folder.remove()
             if is_new and not run.names():
                 run.remove()
@@ -288,6 +288,5 @@ def _no_executors(cluster: ClusterFacts) -> Finding:
         "see whether it has workers with free cores and memory: other jobs may hold them, or spark.executor.memory "
         "or spark.executor.cores be more than a worker has"
     )
-    if is_loopback(cluster.driver_host):
-        remedy += f"; executors elsewhere cannot call the driver back at {cluster.driver_host}: set spark.driver.host"
+    remedy += f"; or they cannot call the driver back at {cluster.driver_host}: set spark.driver.host"
     return Finding("slots", "problem", no_executors(cluster), remedy)

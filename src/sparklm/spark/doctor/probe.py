@@ -99,7 +99,7 @@ def visit_folder_task(order: str) -> str:
     The order names the folder, the file to read in it, the text that this should hold, the file to write, and the host
     of the driver.
     """
-    from sparklm.errors import UserError
+    from sparklm.errors import StoreAwayError, UserError
     from sparklm.storage import Folder
 
     request = json.loads(order)
@@ -112,6 +112,6 @@ def visit_folder_task(order: str) -> str:
             folder.write_text(request["write"], request["text"])
     except FileNotFoundError:
         problem = "the file of the driver is not there"
-    except (OSError, UserError) as error:
+    except (OSError, UserError, StoreAwayError) as error:
         problem = str(error)
     return json.dumps({"host": machine_name(request["driver_host"]), "problem": problem})

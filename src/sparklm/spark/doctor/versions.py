@@ -19,7 +19,7 @@ _START_REMEDIES = {
     "HADOOP_CONF_DIR": "copy yarn-site.xml and core-site.xml from the cluster, and point HADOOP_CONF_DIR at them",
     "resource manager does not answer": "see that YARN runs, and that a firewall lets this machine reach it",
     "cannot be written": "see that spark.event_log is a folder that can be written",
-    "masters are unresponsive|has been killed": (
+    "has not taken this application|has been killed": (
         "see the master's log: it may have another version of Spark, or spark.authenticate on one side alone"
     ),
 }

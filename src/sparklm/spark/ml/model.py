@@ -19,6 +19,7 @@ from sparklm.models.local_copy import find_zip, local_zip
 from sparklm.models.model_files import MODEL_ZIP
 from sparklm.models.model_zip import describe_model
 from sparklm.spark.columns import generate_column, predict_column, score_column
+from sparklm.spark.engine import is_spark_3
 from sparklm.spark.ml.params import UseParams, check_text_column, param
 from sparklm.spark.shared_model import share_model
 from sparklm.storage import Folder
@@ -87,18 +88,23 @@ class _Writer(MLWriter):  # type: ignore[misc]
         """Save metadata and model; where something is saved already, Spark refuses."""
         params = {each.name: value for each, value in self._model._paramMap.items() if each.name != _MODEL_PATH}
         model = local_zip(*find_zip(self._model.getOrDefault(_MODEL_PATH)))
-        DefaultParamsWriter.saveMetadata(self._model, path, self.sparkSession, paramMap=params)
+        DefaultParamsWriter.saveMetadata(self._model, path, _keeper(self), paramMap=params)
         _folder(self.sparkSession, path).write_bytes(MODEL_ZIP, model.read_bytes())
 
 
 class _Reader(MLReader):  # type: ignore[misc]
     def load(self, path: str) -> LanguageModelModel:
         """Load a model as it was saved; its weights are read when they are used."""
-        metadata: Any = DefaultParamsReader.loadMetadata(path, self.sparkSession)
+        metadata: Any = DefaultParamsReader.loadMetadata(path, _keeper(self))
         model = LanguageModelModel(modelPath=_folder(self.sparkSession, path).address(MODEL_ZIP))
         model._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(model, metadata)
         return model
+
+
+def _keeper(files: MLReader | MLWriter) -> Any:
+    """What Spark ML reads and writes metadata with."""
+    return files.sc if is_spark_3() else files.sparkSession
 
 
 def _folder(session: SparkSession, path: str) -> Folder:
