@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,19 +75,15 @@ def run_plan(config: Config, watcher: Tracker, session: SparkSession | None = No
     """Choose a training for the minutes of the settings; `sparklm plan` is this and what it prints."""
     if not chooses_sizes(config):
         raise UserError("there is nothing to choose: only the sizes of gpt, trained from the beginning, are planned")
-    folder = Folder(config.output.run or new_run_name())
-    check_deployment(config, folder)
-    is_new = not folder.exists()
-    with patience(config.storage.retry_minutes, watcher.warn):
+    is_here = config.spark.master == "none" or config.spark.master.startswith("local")
+    with tempfile.TemporaryDirectory() as place, patience(config.storage.retry_minutes, watcher.warn):
+        folder = Folder(place if is_here else config.output.run or new_run_name())  # which executors can reach
+        check_deployment(config, folder)
         if dataset_address(config.data) is None:
             check_corpus(config.data)
-        try:
-            with working(config, watcher, session) as placement:
-                watcher.stage("Measuring the machine")
-                return plan_training(config, folder, placement)
-        finally:
-            if is_new:
-                folder.remove()
+        with working(config, watcher, session) as placement:
+            watcher.stage("Measuring the machine")
+            return plan_training(config, folder, placement)
 
 
 def run_prepare(config: Config, folder: Folder, watcher: Tracker, session: SparkSession | None = None) -> Manifest:

@@ -31,6 +31,7 @@ from sparklm.cli.options import (
     source_flags,
 )
 from sparklm.errors import UserError
+from sparklm.redaction import hide_secrets
 from sparklm.wording import text_table
 
 
@@ -77,7 +78,7 @@ def plan(
         print(json.dumps({"settings": made.settings, **figures}, indent=2))
         return
     print("\n".join(text_table(as_rows(made, resolution.config), left=3)))
-    print(f"next: {shlex.join([program_name(), 'train', *_arguments()])}")
+    print(f"next: {hide_secrets(shlex.join([program_name(), 'train', *_arguments()]))}")
 
 
 def _arguments() -> list[str]:
