@@ -105,7 +105,7 @@ class Run(RunRecord):
     def decided(self, config: Config) -> Config:
         """Settings with what this run decided when it began, where they leave that open."""
         own = self.config
-        if self.planned is not None and config.plan == own.plan:
+        if self.planned is not None and config.plan.minutes is not None:
             chosen = self.planned.settings.items()
             config = config.with_settings({key: value for key, value in chosen if not config.is_given(key)})
         if config.distributed.replicas == 0:
