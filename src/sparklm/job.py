@@ -7,6 +7,7 @@ still missing.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,10 @@ from sparklm.models.model_zip import TrainedModel, load_model
 from sparklm.models.shape import check_embeddings
 from sparklm.placement.protocol import Placement
 from sparklm.placement.start import Start
+from sparklm.planning.decide import chooses_sizes, describe_length, plan_training, set_length
+from sparklm.planning.decide import describe as describe_plan
+from sparklm.planning.measure import MEASURING
+from sparklm.planning.retime import Retiming
 from sparklm.progress.status import STATUS, read_status
 from sparklm.progress.watch import is_gone
 from sparklm.progress.watcher import Watcher
@@ -54,6 +59,7 @@ from sparklm.training.run import (
     REPORT,
     SAMPLE_TEXT,
     STATS_JSON,
+    Planned,
     Run,
     changed_settings,
     decide_replicas,
@@ -102,11 +108,12 @@ def train(
     tokens it began with: text that has changed since is refused, unless `resume` says that this run is meant. It may
     then also be made longer. A training that is asked to stop saves a checkpoint and raises KeyboardInterrupt.
     """
+    came = time.monotonic()
     found = check(config, folder, resume=resume)
     with start(watcher) as placement:
         began = time.monotonic()
         if found is None:
-            run, dataset, plan = _begin(config, folder, placement)
+            run, dataset, plan = _begin(config, folder, placement, came)
         else:
             if found.branch is not None:
                 _make_longer(found.run, found.branch, watcher)
@@ -115,7 +122,9 @@ def train(
             plan = make_plan(run.config, dataset)
         identified = identify(run=run.run_id)
         with exporting(run, watcher.warn) as exporters:
-            trained = _train(run, dataset, plan, placement, exporters, time.monotonic() - began, stop)
+            minutes = run.config.plan.minutes if found is None else None
+            ends_at = None if minutes is None else came + 60 * minutes
+            trained = _train(run, dataset, plan, placement, exporters, time.monotonic() - began, stop, ends_at)
         files = _copy_outputs(folder, config)
         forget(identified)  # not when something goes wrong: that is still to be logged
     return replace(trained, files=files)
@@ -129,6 +138,7 @@ def _train(
     exporters: Sequence[SafeExporter],
     seconds_before: float,
     stop: StopRequest | None,
+    ends_at: float | None,
 ) -> JobResult:
     """Train, and make everything that a trained model is shown by; the list of files is left to be filled."""
     began, config, folder, watcher = time.monotonic(), run.config, run.folder, placement.watcher
@@ -136,8 +146,11 @@ def _train(
     vocab_size = run.vocab_size(dataset.manifest.vocab_size)
     watcher.note(describe_work(run, plan, vocab_size))
     placement.prepare_training(run, vocab_size)
-    result = fit(run, dataset, plan, placement, exporters, stop)
-    trained_at = time.monotonic()
+    retiming = None
+    if ends_at is not None and run.planned is not None and run.planned.fills_time:
+        retiming = Retiming(dataset=dataset, ends_at=ends_at, note=watcher.note)
+    result = fit(run, dataset, plan, placement, exporters, stop, retiming)
+    run, trained_at = result.run, time.monotonic()
     if result.stopped_early:
         watcher.note(
             f"stopped early in epoch {len(result.records)}: validation no longer improves; the model is that of step "
@@ -195,7 +208,7 @@ def check(config: Config, folder: Folder, *, resume: bool = False) -> FoundRun |
     if run is not None:
         found = _find_run(run, folder, config, resume)
     else:
-        others = set(folder.names()) - {TEXTS, _OWN_DATASET, EMBEDDINGS, INIT, WORD2VEC_ROUNDS, STATUS}
+        others = set(folder.names()) - {TEXTS, _OWN_DATASET, EMBEDDINGS, INIT, WORD2VEC_ROUNDS, STATUS, MEASURING}
         if others:
             raise UserError(f"{folder} is not empty and holds no run ({min(others)} is there); choose another --run")
         prepared = dataset_address(config.data)
@@ -284,8 +297,11 @@ def _reopen(run: Run, placement: Placement, resume: bool) -> Dataset:
     return dataset
 
 
-def _begin(config: Config, folder: Folder, placement: Placement) -> tuple[Run, Dataset, WindowPlan]:
-    """Find or make the dataset and fix the settings; a new run folder is removed again when the text is no good."""
+def _begin(config: Config, folder: Folder, placement: Placement, came: float) -> tuple[Run, Dataset, WindowPlan]:
+    """Find or make the dataset and fix the settings; a new run folder is removed again when the text is no good.
+
+    `came` is when the job began: its minutes count from then.
+    """
     prepared, address, watcher = dataset_address(config.data), config.training.init_from, placement.watcher
     is_new = not set(folder.names()) - {STATUS, TEXTS}
     if folder.exists(CONFIG):
@@ -296,6 +312,9 @@ def _begin(config: Config, folder: Folder, placement: Placement) -> tuple[Run, D
         begun_from = None if address is None else write_first_state(address, config, folder)
         if begun_from is not None:
             watcher.note(f"begun from {begun_from.describe()}")
+        planned = None if config.plan.minutes is None else _plan(config, folder, placement, time.monotonic() - came)
+        if planned is not None:
+            config = config.with_settings(planned.settings)
         if prepared is not None:
             place, name = Folder(prepared).absolute(), Folder(prepared).absolute().url
             watcher.note(f"using the dataset {prepared} with its own tokenizer and split")
@@ -312,9 +331,10 @@ def _begin(config: Config, folder: Folder, placement: Placement) -> tuple[Run, D
         _note_short_documents(config, dataset, watcher)
         if config.data.embeddings is not None:
             _write_embeddings(config.data.embeddings, config, dataset, folder, placement)
-        run = new_run(folder, config, name, dataset.manifest, replica_threads(config, placement), begun_from)
-        if config.training.max_minutes is not None:
-            run = _limit_time(run, plan, placement)
+        threads = replica_threads(config, placement)
+        run = new_run(folder, config, name, dataset.manifest, threads, begun_from, planned)
+        if planned is not None or config.training.max_minutes is not None:
+            run = _limit_time(run, plan, dataset, placement, came)
             plan = make_plan(run.config, dataset)
         evaluation = EvaluationPlan.of(run.config, plan, has_validation=len(dataset.validation) > 0)
         run = run.model_copy(update={"evaluation": evaluation})
@@ -326,22 +346,40 @@ def _begin(config: Config, folder: Folder, placement: Placement) -> tuple[Run, D
         raise
 
 
-def _limit_time(run: Run, plan: WindowPlan, placement: Placement) -> Run:
+def _plan(config: Config, folder: Folder, placement: Placement, elapsed: float) -> Planned:
+    """Choose the sizes for the run's minutes, where they are not given."""
+    minutes, watcher = config.plan.minutes, placement.watcher
+    assert minutes is not None, "called for runs that have them"
+    if not chooses_sizes(config):
+        watcher.note("the sizes stay as they are: only those of gpt, trained from the beginning, are chosen")
+        return Planned(settings={})
+    watcher.stage("Measuring the machine")
+    plan = plan_training(config, folder, placement, elapsed)
+    watcher.note(describe_plan(plan, minutes))
+    return plan.planned
+
+
+def _limit_time(run: Run, plan: WindowPlan, dataset: Dataset, placement: Placement, came: float) -> Run:
     """Give a run as many steps as its minutes have room for, so that its learning rate ends with it.
 
     How long a step takes is measured where it will be done. The number is decided once, and recorded.
     """
-    minutes, replicas = run.config.training.max_minutes, run.config.distributed.replicas
-    assert minutes is not None, "called for runs that have a limit"
+    replicas, watcher = run.config.distributed.replicas, placement.watcher
     orders = [MeasureOrder(run=run, replica=replica).model_dump_json() for replica in range(replicas)]
     times = [float(text) for text in placement.run_tasks(measure_step_task, orders, "sparklm: measure a step")]
     in_turn = replicas if placement.takes_turns else -(-replicas // max(1, placement.slots))
     seconds = in_turn * max(times)
-    steps = max(1, int(60 * minutes * _SHARE_OF_STEPS / seconds))
-    placement.watcher.note(f"a step takes {seconds:.3g} s here: {duration(60 * minutes)} have room for {steps:,}")
-    if steps >= plan.total_steps:
+    limit, room = run.config.training.max_minutes, math.inf
+    if limit is not None:
+        room = max(1, int(60 * limit * _SHARE_OF_STEPS / seconds))
+        watcher.note(f"a step takes {seconds:.3g} s here: {duration(60 * limit)} have room for {room:,}")
+    if run.planned is not None:
+        run = set_length(run, plan, dataset, seconds, time.monotonic() - came)
+        watcher.note(describe_length(run, seconds))
+        plan = make_plan(run.config, dataset)
+    if room >= plan.total_steps:
         return run
-    return run.model_copy(update={"config": run.config.with_training(max_steps=steps)})
+    return run.model_copy(update={"config": run.config.with_training(max_steps=room)})
 
 
 def _check_tokenizer(config: Config, dataset: Dataset) -> None:
@@ -436,7 +474,9 @@ def describe_work(run: Run, plan: WindowPlan, vocab_size: int) -> str:
     is_here = run.config.spark.master == "none" or run.config.spark.master.startswith("local")
     device = choose_device(training.device).type if is_here else training.device
     limit = " (training.max_steps)" if plan.total_steps == training.max_steps else ""
-    if training.max_minutes is not None:
+    if run.planned is not None:
+        limit = ""
+    elif training.max_minutes is not None:
         limit = f" (at most {duration(60 * training.max_minutes)})"
     return (
         f"{amount(count_parameters(run.config, vocab_size))} parameters on {device} ({count(run.threads, 'thread')}), "

@@ -146,8 +146,21 @@ def test_files_other_than_text_are_answered_with_their_options(arguments: list[s
 
 def test_epochs_and_minutes_are_settings(place: Path) -> None:
     ok("train", "corpus.txt", *NONE, *TINY_FLAGS, "--epochs", "1", "--minutes", "90", cwd=place)
-    training = json.loads((place / "run" / "config.json").read_text())["config"]["training"]
-    assert (training["epochs"], training["max_minutes"]) == (1, 90.0)
+    settings = json.loads((place / "run" / "config.json").read_text())["config"]
+    assert (settings["training"]["epochs"], settings["plan"]["minutes"]) == (1, 90.0)
+
+
+def test_a_plan_is_shown_and_nothing_is_left_behind(place: Path) -> None:
+    fixed = ["--set", "training.threads=1", "--tokens", "60k", "--parameters", "0.24M"]
+    shown = ok("plan", "corpus.txt", "--minutes", "3", "--master", "none", *fixed, cwd=place)
+    rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines()}
+    assert rows["model.width"] == ["64", "chosen"]
+    assert int(rows["tokens"][0].replace(",", "")) == pytest.approx(60_000, rel=0.02)
+    assert "expected on validation text" in shown
+    assert shown.splitlines()[-1].startswith("next: sparklm train corpus.txt --minutes 3 --master none")
+    assert not (place / "runs").exists()
+    figures = json.loads(ok("plan", "corpus.txt", "--minutes", "3", "--master", "none", *fixed, "--json", cwd=place))
+    assert figures["settings"]["model.width"] == 64
 
 
 def test_a_path_in_a_hint_can_be_pasted_into_a_shell(place: Path, finished_run: Path) -> None:
@@ -532,7 +545,7 @@ BAD_INPUT = {
     "own folder as a run": (["train", "--master", "none", "--run", "."], "is not empty and holds no run"),
     "prepare nothing": (["prepare", "no.txt", "--out", "run", "--master", "none"], "no such file"),
     "evaluate nothing": (["evaluate", "no.zip", "no.txt"], "no such model"),
-    "unknown option": (["train", "--nonsense", "3"], "No such option: --nonsense\nsee 'sparklm train --help'\n$"),
+    "unknown option": (["train", "--xyzzy", "3"], "No such option: --xyzzy\nsee 'sparklm train --help'\n$"),
     "setting as option": (["train", "--lr", "3"], "No such option: --lr; did you mean --set training.learning_rate="),
     "similar option": (["train", "--epoch", "3"], "No such option: --epoch; did you mean --epochs\\?\n"),
     "other option": (["generate", "x", "--max-tokens", "3"], "--max-tokens; did you mean --max-new-tokens\\?\n"),
@@ -541,7 +554,18 @@ BAD_INPUT = {
     "unknown command": (["tarin"], "^sparklm: No such command 'tarin'. Did you mean 'train'"),
     "missing argument": (["generate"], "^sparklm: Missing argument 'MODEL'\nsee 'sparklm generate --help'\n$"),
     "missing value": (["train", "--run"], "^sparklm: Option '--run' requires an argument\n$"),
-    "no time": (["train", "--minutes", "0", *NONE], "training.max_minutes = 0.0 .*should be greater than 0"),
+    "no time": (["train", "--minutes", "0", *NONE], "plan.minutes = 0.0 .*should be greater than or equal to 0.1"),
+    "tokens without time": (["train", "--tokens", "2M", *NONE], "parts of a plan for some minutes; give minutes"),
+    "no number": (["train", "--tokens", "many", *NONE], "'many' is no number; give it as 300000, 300k, 20M or 1G"),
+    "a plan without time": (["plan", "short.txt", "--master", "none"], "a plan is for some time; give it as --minutes"),
+    "nothing to plan": (
+        ["plan", "--minutes", "1", "--preset", "s0-lstm", "--master", "none"],
+        "there is nothing to choose: only the sizes of gpt",
+    ),
+    "too short a text to plan for": (
+        ["train", "short.txt", "--minutes", "1", *NONE],
+        "bytes of text, too few to choose a model for",
+    ),
     "no epoch": (["train", "--epochs", "0", *NONE], "Invalid value for '--epochs': Input should be greater"),
     "config as text": (["train", "a.conf", *NONE], "a.conf is no text.*\n  sparklm train -c a.conf\n"),
     "model as output": (["train", "short.txt", "m.zip"], "  sparklm train short.txt --set output.model=m.zip\n"),

@@ -21,6 +21,7 @@ LAYERS = (
     ("baseline", "evaluation", "inference"),
     ("placement.protocol", "progress.watcher"),
     ("training",),
+    ("planning",),
     ("lake",),
     ("placement", "progress"),
     ("report",),

@@ -44,6 +44,7 @@ def train(
     preset: str | None = None,
     config: str | None = None,
     settings: Mapping[str, object] | None = None,
+    minutes: float | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
@@ -53,11 +54,13 @@ def train(
     `corpus` is what `sparklm train` takes (a file, folder or glob, a prepared dataset, none for the built-in sample), a
     list of texts, a list of paths, or a DataFrame whose column `data.text_column` is the text. `spark` is a session to
     use; a DataFrame brings its own. With neither, `master` says where to train. A list of texts is kept in the run.
+    `minutes` is `plan.minutes`: what is not set is chosen for that time.
     """
     spark = session_of(corpus, spark)
     folder = Folder(os.fspath(run) if run is not None else new_run_name())
     given: dict[str, object] = {"output.run": folder.url, "spark.master": master_of(master, spark)}
     given["data.validation"] = None if validation is None else os.fspath(validation)
+    given["plan.minutes"] = minutes
     given |= {**corpus_settings(corpus, folder), **(settings or {})}
     resolution = _resolve(preset, config, given, folder, resume)
     provide(corpus, folder)

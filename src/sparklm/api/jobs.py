@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from sparklm import job
 from sparklm.config import Config
 from sparklm.config.secrets import refuse_hidden
+from sparklm.errors import UserError
 from sparklm.evaluation import CorpusEvaluation, evaluate_corpus
 from sparklm.lake.generate import Generation
 from sparklm.lake.score import Scoring
@@ -18,12 +20,13 @@ from sparklm.lake.work import Totals, Work, check_work, do_work
 from sparklm.models.model_zip import TrainedModel
 from sparklm.placement.protocol import Placement
 from sparklm.placement.start import started
+from sparklm.planning.decide import Plan, chooses_sizes, plan_training
 from sparklm.progress.status import StatusFile
 from sparklm.progress.tracker import Tracker
 from sparklm.progress.watcher import Watcher
 from sparklm.signals import stopping_on_signals
 from sparklm.spark.submitted import check_deployment
-from sparklm.storage import Folder, patience
+from sparklm.storage import Folder, new_run_name, patience
 from sparklm.text.prepare import check_corpus
 from sparklm.text.prepare import prepare as prepare_dataset
 from sparklm.text.shards import Manifest, dataset_address
@@ -66,6 +69,21 @@ def run_job(
     check_deployment(config, folder)
     with heeding_signals(), patience(config.storage.retry_minutes, watcher.warn):
         return job.train(config, folder, start, watcher, resume=resume, stop=stop)
+
+
+def run_plan(config: Config, watcher: Tracker, session: SparkSession | None = None) -> Plan:
+    """Choose a training for the minutes of the settings; `sparklm plan` is this and what it prints."""
+    if not chooses_sizes(config):
+        raise UserError("there is nothing to choose: only the sizes of gpt, trained from the beginning, are planned")
+    is_here = config.spark.master == "none" or config.spark.master.startswith("local")
+    with tempfile.TemporaryDirectory() as place, patience(config.storage.retry_minutes, watcher.warn):
+        folder = Folder(place if is_here else config.output.run or new_run_name())  # which executors can reach
+        check_deployment(config, folder)
+        if dataset_address(config.data) is None:
+            check_corpus(config.data)
+        with working(config, watcher, session) as placement:
+            watcher.stage("Measuring the machine")
+            return plan_training(config, folder, placement)
 
 
 def run_prepare(config: Config, folder: Folder, watcher: Tracker, session: SparkSession | None = None) -> Manifest:

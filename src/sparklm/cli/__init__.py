@@ -23,6 +23,7 @@ from sparklm.cli import (
     evaluate,
     generate,
     pack,
+    plan,
     predict,
     prepare,
     report,
@@ -38,6 +39,7 @@ from sparklm.redaction import hide_secrets
 _logger = logging.getLogger(__name__)
 COMMANDS: Mapping[str, Callable[..., None]] = {
     "train": train.train,
+    "plan": plan.plan,
     "prepare": prepare.prepare,
     "embed": embed.embed,
     "generate": generate.generate,

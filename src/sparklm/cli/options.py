@@ -148,6 +148,49 @@ OutTable = Annotated[
         "--out-table", metavar="DB.NAME", help="Make a table of the rows as well, in Spark's catalog: a new one."
     ),
 ]
+
+
+def _number(text: str) -> int:
+    """A number as people write large ones: 300000, 300k, 20M, 1.5G."""
+    digits, unit = (text[:-1], text[-1].lower()) if text[-1:].isalpha() else (text, "")
+    try:
+        return int(float(digits) * {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}[unit])
+    except (ValueError, KeyError, OverflowError):
+        raise typer.BadParameter(f"{text!r} is no number; give it as 300000, 300k, 20M or 1G") from None
+
+
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        "--minutes",
+        metavar="M",
+        help="Choose sizes and steps, where not set, for so many minutes in all (plan.minutes).",
+        show_default="as they are set",
+        rich_help_panel=SETTINGS,
+    ),
+]
+Tokens = Annotated[
+    int | None,
+    typer.Option(
+        "--tokens",
+        metavar="N",
+        parser=_number,
+        help="With --minutes: train on so many tokens, as 20M (plan.tokens).",
+        show_default="chosen",
+        rich_help_panel=SETTINGS,
+    ),
+]
+Parameters = Annotated[
+    int | None,
+    typer.Option(
+        "--parameters",
+        metavar="N",
+        parser=_number,
+        help="With --minutes: a network of about so many parameters, as 1.5M (plan.parameters).",
+        show_default="chosen",
+        rich_help_panel=SETTINGS,
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.", rich_help_panel=SHOWN)]
 LogLevel = Annotated[
     str | None,

@@ -89,7 +89,7 @@ SYNONYMS: dict[str, str] = {
     "iters": "training.max_steps",
     "max_iters": "training.max_steps",
     "iterations": "training.max_steps",
-    "minutes": "training.max_minutes",
+    "minutes": "plan.minutes",
     "max_time": "training.max_minutes",
     "batch": "training.batch_size",
     "bs": "training.batch_size",

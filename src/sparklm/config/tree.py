@@ -8,6 +8,7 @@ came from. Once resolved it never changes.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -421,9 +422,28 @@ class OutputConfig(Section):
     mlflow: NonEmptyText | None = Field(None, description="address of an MLflow tracking server to tell of the run")
 
 
+class PlanConfig(Section):
+    """A training chosen by the clock: sizes that are not set, and its length; see `sparklm plan`."""
+
+    minutes: Annotated[float, Field(ge=0.1, le=100_000)] | None = Field(
+        None, description="minutes of the whole job, for which sizes and steps are chosen; none = as they are set"
+    )
+    tokens: PositiveInt | None = Field(None, description="tokens to train on in these minutes; none = chosen")
+    parameters: PositiveInt | None = Field(None, description="parameters of the network, about; none = chosen")
+
+    @model_validator(mode="after")
+    def _check_minutes(self) -> Self:
+        if self.minutes is None and (self.tokens is not None or self.parameters is not None):
+            raise ValueError(
+                "tokens and parameters are parts of a plan for some minutes; give minutes (--minutes), too"
+            )
+        return self
+
+
 class Config(Section):
     """The whole tree."""
 
+    plan: PlanConfig = PlanConfig()
     data: DataConfig = DataConfig()
     cleaning: CleaningConfig = CleaningConfig()
     model: ModelConfig = ModelConfig()
@@ -473,6 +493,21 @@ class Config(Section):
     def with_training(self, **settings: object) -> Config:
         """The same settings but for some of training."""
         return self.model_copy(update={"training": self.training.model_copy(update=settings)})
+
+    def with_settings(self, settings: Mapping[str, object]) -> Config:
+        """The same settings but for some, by their dotted keys."""
+        sections: dict[str, dict[str, object]] = {}
+        for key, value in settings.items():
+            section, name = key.split(".")
+            sections.setdefault(section, {})[name] = value
+        return self.model_copy(
+            update={section: getattr(self, section).model_copy(update=values) for section, values in sections.items()}
+        )
+
+    def is_given(self, key: str) -> bool:
+        """Whether a setting was given, by a file, a preset or a person, and is not the tree's own."""
+        section, name = key.split(".")
+        return name in getattr(self, section).model_fields_set
 
     @property
     def predicts_embedding(self) -> bool:

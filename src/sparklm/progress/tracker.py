@@ -90,6 +90,10 @@ class Tracker(Watcher):
         elif step:
             self.note(f"going on from step {step}")
 
+    def length_changes(self, plan: WindowPlan) -> None:
+        """Show the new length."""
+        self._update_training(epochs=plan.num_epochs, total_steps=plan.total_steps)
+
     def epoch_starts(self, epoch: int, rounds: Sequence[Round], seconds_before: float) -> None:
         """Measure from now on what the epoch's steps take."""
         self._round_starts = [round_.start for round_ in rounds]

@@ -34,6 +34,9 @@ class Watcher:
     def training_starts(self, step: int, plan: WindowPlan) -> None:
         """Training begins, or goes on, at a step."""
 
+    def length_changes(self, plan: WindowPlan) -> None:
+        """The training that is under way will be longer or shorter."""
+
     def epoch_starts(self, epoch: int, rounds: Sequence[Round], seconds_before: float) -> None:
         """The rounds of an epoch, or those that are left of it after so many seconds, are about to be done."""
 

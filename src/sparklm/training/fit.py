@@ -6,7 +6,7 @@ Everything that is known after a round is in its checkpoint, so `fit` can be kil
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -20,15 +20,18 @@ from sparklm.training.evaluations import join_evaluations
 from sparklm.training.metrics import ClusterFigures, CpuMeter, EpochRecord
 from sparklm.training.recorder import RunListener, RunRecorder
 from sparklm.training.records import EvaluationRecord
-from sparklm.training.run import Run
+from sparklm.training.run import Run, write_run
 from sparklm.training.stopping import StopRequest
 from sparklm.training.sync.rounds import Round, branch_point, newest_evaluation, plan_rounds
+
+SetLength = Callable[[Run, WindowPlan, int], tuple[Run, WindowPlan]]  # of the run as it is at a step
 
 
 @dataclass(frozen=True, kw_only=True)
 class FitResult:
     """How training ended."""
 
+    run: Run  # as it is now: its length may have changed on the way
     records: Sequence[EpochRecord]
     model_step: int
     model_record: EpochRecord  # of the epoch that the model's weights come from, its validation figures theirs
@@ -43,12 +46,16 @@ def fit(
     placement: Placement,
     listeners: Sequence[RunListener] = (),
     stop: StopRequest | None = None,
+    set_length: SetLength | None = None,
 ) -> FitResult:
-    """Train to the end of the plan, from wherever the run stands."""
+    """Train to the end of the plan, from wherever the run stands.
+
+    `set_length` is asked, before the rate of a `stable` schedule falls, for the run as it is to go on.
+    """
     first_step = latest_step(run.folder)
     recorder = RunRecorder(run.folder, dataset, first_step, placement.watcher, listeners)
     placement.watcher.training_starts(first_step, plan)
-    training = _Training(run, plan, placement, recorder, stop or StopRequest())
+    training = _Training(run, plan, placement, recorder, stop or StopRequest(), set_length)
     stopped_early = training.go_on(first_step)
     return training.result(first_step, stopped_early)
 
@@ -57,9 +64,16 @@ class _Training:
     """A training under way: what `fit` does, with all that it needs at hand."""
 
     def __init__(
-        self, run: Run, plan: WindowPlan, placement: Placement, recorder: RunRecorder, stop: StopRequest
+        self,
+        run: Run,
+        plan: WindowPlan,
+        placement: Placement,
+        recorder: RunRecorder,
+        stop: StopRequest,
+        set_length: SetLength | None,
     ) -> None:
         self._run, self._plan, self._placement, self._recorder, self._stop = run, plan, placement, recorder, stop
+        self._set_length = set_length
         self._cpu = CpuMeter(placement.driver_process_id)
         self._epoch_began = time.monotonic()
 
@@ -67,15 +81,41 @@ class _Training:
         """Train from a step on; return whether it stopped before the plan was done."""
         if self._recover(first_step):
             return first_step < self._plan.total_steps
-        rounds = plan_rounds(self._plan, self._run.config, first_step, self._run.evaluation.every_steps)
-        for epoch, of_epoch in groupby(rounds, key=lambda round_: round_.epoch):
-            ahead = list(of_epoch)
+        step, work = first_step, EpochWork()
+        while step < self._plan.total_steps:
+            epoch, ahead = self._plan.epoch_of(step), self._rounds_of_epoch(step)
             self._placement.watcher.epoch_starts(epoch, ahead, time.monotonic() - self._epoch_began)
             done = self._train(ahead)
-            self._end_epoch(epoch, done)
-            if self._is_over(done.step):
-                return done.step < self._plan.total_steps
+            step, work = done.step, work + done.work
+            if step == self._turn:
+                self._change_length(step)
+                if not self._is_epoch_end(step):
+                    continue
+            self._end_epoch(epoch, _Done(work, step))
+            work = EpochWork()
+            if self._is_over(step):
+                return step < self._plan.total_steps
         return False
+
+    def _rounds_of_epoch(self, step: int) -> list[Round]:
+        """The rounds from a step on, up to the end of its epoch, or to where the length is set anew."""
+        rounds = plan_rounds(self._plan, self._run.config, step, self._run.evaluation.every_steps)
+        _, of_epoch = next(groupby(rounds, key=lambda round_: round_.epoch))
+        turn = self._turn
+        return [round_ for round_ in of_epoch if turn is None or turn <= step or round_.stop <= turn]
+
+    @property
+    def _turn(self) -> int | None:
+        """The step before which the length is set anew; None = it stays."""
+        return None if self._set_length is None else branch_point(self._plan, self._run.config)
+
+    def _change_length(self, step: int) -> None:
+        """Set the length anew, once."""
+        assert self._set_length is not None, "there is a turn"
+        self._run, self._plan = self._set_length(self._run, self._plan, step)
+        self._set_length = None
+        write_run(self._run)
+        self._placement.watcher.length_changes(self._plan)
 
     def _recover(self, step: int) -> bool:
         """Bring the records up to the newest checkpoint; return whether training had stopped early there.
@@ -156,6 +196,7 @@ class _Training:
             end = self._placement.evaluate(run, epoch, model_step)
             model_record = model_record.with_validation(end.validation, self._recorder.bytes_per_token)
         return FitResult(
+            run=run,
             records=records,
             model_step=model_step,
             model_record=model_record,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from collections.abc import Mapping
 
 import safetensors.torch
 from pydantic import BaseModel, ConfigDict
@@ -53,6 +54,21 @@ class BegunFrom(BaseModel):
         return f"{self.address}{step}{', with the state of its optimizer' if self.with_optimizer else ''}"
 
 
+class Planned(BaseModel):
+    """What was chosen for a run by its minutes (`plan.minutes`), and what was expected of it."""
+
+    model_config = ConfigDict(frozen=True)
+    settings: dict[str, int | float | str]  # chosen; they are among those of the config
+    bits_per_byte: float | None = None  # expected; None = of networks that no fits are there for
+    step_seconds: float | None = None  # measured
+    fills_time: bool = False  # its length is that of the minutes, and is set anew before the rate falls
+
+    def with_settings(self, settings: Mapping[str, int | float | str]) -> Planned:
+        """The same with more settings of training chosen."""
+        more = {f"training.{name}": value for name, value in settings.items()}
+        return self.model_copy(update={"settings": self.settings | more})
+
+
 class RunRecord(BaseModel):
     """config.json: the resolved config of a run, and what was decided when it began."""
 
@@ -65,6 +81,7 @@ class RunRecord(BaseModel):
     threads: int
     evaluation: EvaluationPlan = EvaluationPlan()
     begun_from: BegunFrom | None = None  # None = weights drawn by the seed
+    planned: Planned | None = None  # None = all settings were given
 
     def vocab_size(self, of_tokenizer: int) -> int:
         """The number of token ids that the network has: those of its tokenizer, or of the model that it began as."""
@@ -88,6 +105,9 @@ class Run(RunRecord):
     def decided(self, config: Config) -> Config:
         """Settings with what this run decided when it began, where they leave that open."""
         own = self.config
+        if self.planned is not None and config.plan.minutes is not None:
+            chosen = self.planned.settings.items()
+            config = config.with_settings({key: value for key, value in chosen if not config.is_given(key)})
         if config.distributed.replicas == 0:
             config = config.with_replicas(own.distributed.replicas)
         is_timed = config.training.max_minutes is not None and config.training.max_minutes == own.training.max_minutes
@@ -116,6 +136,7 @@ def new_run(
     manifest: Manifest,
     threads: int,
     begun_from: BegunFrom | None = None,
+    planned: Planned | None = None,
 ) -> Run:
     """A run that is about to begin; once it is written, its settings are fixed."""
     record = RunRecord(
@@ -125,6 +146,7 @@ def new_run(
         dataset_sha256=manifest.fingerprint,
         threads=threads,
         begun_from=begun_from,
+        planned=planned,
     )
     return _placed(record, folder)
 

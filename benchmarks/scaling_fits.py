@@ -1,0 +1,259 @@
+"""Make src/sparklm/planning/fits.json: train a grid of small models on books, and fit the law of planning/law.py.
+
+    python benchmarks/scaling_fits.py BOOKS [--grid small|full] [--work DIR] [--out FILE]
+
+Every training is a number of steps, so that its loss depends on the machine's speed in nothing. What is done is kept
+in DIR/runs.jsonl: started again, it does the rest. One book in twelve is validation text, always the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from measuring import prepare_here
+from pydantic import BaseModel
+
+from sparklm.config import Config, DataConfig
+from sparklm.evaluation import Evaluation
+from sparklm.planning.law import Fits, Law, MeasuredRun, Training
+from sparklm.planning.shapes import Shape
+from sparklm.storage import Folder
+from sparklm.text.shards import Dataset
+from sparklm.training.replica import Replica
+from sparklm.training.run import new_run
+from sparklm.training.sync.rounds import plan_rounds
+
+VALIDATION_BYTES, WINDOW = 200_000, 128
+VOCABULARIES = (1024, 2048, 4096, 8192, 16_384)
+# What the constants are thought to be before anything is measured, and by which factor they may well be wrong.
+PRIORS = {
+    "floor": (0.75, 1.1),
+    "size": (0.2, 2.0),
+    "size_power": (0.3, 1.15),
+    "size_vocabulary_power": (0.05, 3.0),
+    "text": (1.2, 2.0),
+    "text_power": (0.25, 1.3),
+    "text_vocabulary_power": (0.05, 3.0),
+    "repeats": (10.0, 1.5),
+    "critical_batch": (8192.0, 2.0),
+    "heart": (0.02, 5.0),
+    "heart_power": (1.5, 1.5),
+    "heart_size_power": (0.3, 1.5),
+}
+# Measured earlier on one H200, and of a size that this grid does not reach: the same network, 12 layers of width 768,
+# 16 384 ids, on 22 million tokens of books. Tokens of a step, steps, and nats per token.
+LARGE_RUNS = ((32_768, 450, 3.899), (32_768, 650, 3.750), (65_536, 300, 3.881), (131_072, 300, 3.879))
+NOISE = 0.01  # relative, of a measured loss
+
+
+class Case(BaseModel):
+    """A training of the grid."""
+
+    width: int
+    num_layers: int
+    tokens: int  # seen
+    vocab_size: int = 2048
+    batch: int = 8  # windows
+    text_bytes: int | None = None  # of the corpus; None = all of it
+
+
+Sizes = tuple[int, int]  # width and layers
+K = 1024
+TINY, SMALL, MIDDLE, LARGE = (64, 2), (128, 4), (192, 6), (256, 8)
+
+
+class Grid(BaseModel):
+    """Trainings that differ in length; on little text, repeated; and in their settings."""
+
+    lengths: list[tuple[Sizes, list[int]]]  # in tokens
+    text_bytes: int  # of little text
+    repeated: list[tuple[Sizes, list[int]]]
+    varied: list[tuple[Sizes, int]]
+    variants: list[dict[str, int]]
+
+    def cases(self) -> list[Case]:
+        """All of them, the quick ones first."""
+        cases = [Case(width=w, num_layers=n, tokens=tokens) for (w, n), each in self.lengths for tokens in each]
+        cases += [
+            Case(width=w, num_layers=n, tokens=times * self.text_bytes // 3, text_bytes=self.text_bytes)
+            for (w, n), each in self.repeated
+            for times in each
+        ]
+        cases += [
+            Case.model_validate({"width": w, "num_layers": n, "tokens": tokens, **variant})
+            for ((w, n), tokens), variant in itertools.product(self.varied, self.variants)
+        ]
+        return sorted(cases, key=lambda case: case.tokens * case.width * case.width * case.num_layers)
+
+
+GRIDS = {
+    "small": Grid(
+        lengths=[
+            (TINY, [64 * K, 256 * K, 768 * K, 2560 * K]),
+            (SMALL, [64 * K, 192 * K, 1024 * K]),
+            (MIDDLE, [96 * K]),
+        ],
+        text_bytes=200_000,
+        repeated=[(TINY, [4, 12]), (SMALL, [4])],
+        varied=[(TINY, 192 * K), (SMALL, 128 * K)],
+        variants=[{"vocab_size": 1024}, {"vocab_size": 8192}, {"batch": 32}],
+    ),
+    "full": Grid(
+        lengths=[(sizes, [256 * K, 1024 * K, 4096 * K, 16_384 * K]) for sizes in (TINY, SMALL, MIDDLE, LARGE)],
+        text_bytes=1_000_000,
+        repeated=[(sizes, [2, 4, 8, 16]) for sizes in (TINY, SMALL, LARGE)],
+        varied=[(sizes, 1024 * K) for sizes in (TINY, SMALL, LARGE)],
+        variants=[
+            *({"vocab_size": size} for size in (1024, 8192, 16_384)),
+            *({"batch": windows} for windows in (2, 32, 128)),
+        ],
+    ),
+}
+
+
+def write_text(books: Path, folder: Path, num_bytes: int | None) -> tuple[Path, Path]:
+    """The training text, of so many bytes from all books, and the validation text."""
+    files = sorted(books.glob("*.txt"))
+    held_out, rest = files[::12], [file for number, file in enumerate(files) if number % 12]
+    places = folder / f"train-{num_bytes or 'all'}.txt", folder / "validation.txt"
+    for place, chosen, size in zip(places, (rest, held_out), (num_bytes, VALIDATION_BYTES), strict=True):
+        if not place.exists():
+            texts = [file.read_bytes() for file in chosen]
+            part = [text[len(text) // 3 :][: size // len(texts)] if size else text for text in texts]
+            place.write_bytes(b"\n\n".join(part).decode(errors="ignore").encode())
+    return places
+
+
+def open_text(books: Path, work: Path, vocab_size: int, text_bytes: int | None) -> tuple[Dataset, float, float]:
+    """The dataset, the bytes that there are to train on, and the bytes of a token of the validation text."""
+    train, validation = write_text(books, work, text_bytes)
+    data = DataConfig(corpus=str(train), validation=str(validation), vocab_size=vocab_size)
+    dataset = prepare_here(data, Folder(str(work / f"dataset-{vocab_size}-{text_bytes or 'all'}")))
+    return dataset, train.stat().st_size, validation.stat().st_size / len(dataset.validation)
+
+
+def train(case: Case, books: Path, work: Path) -> MeasuredRun:
+    dataset, text_bytes, validation_token_bytes = open_text(books, work, case.vocab_size, case.text_bytes)
+    per_epoch = max(1, len(dataset.train) // (case.batch * WINDOW))
+    steps = max(1, case.tokens // (case.batch * WINDOW))
+    settings = {
+        "data": {"corpus": dataset.folder.url, "window_size": WINDOW},
+        "model": {"width": case.width, "num_layers": case.num_layers},
+        "training": {"batch_size": case.batch, "max_steps": steps, "epochs": 1 + steps // per_epoch},
+    }
+    config, threads = Config.model_validate(settings), int(os.environ.get("OMP_NUM_THREADS", "1"))
+    run = new_run(Folder(str(work / "run")), config, dataset.folder.absolute().url, dataset.manifest, threads)
+    replica = Replica(run)
+    for round_ in plan_rounds(replica.plan, config):
+        replica.train(round_)
+    part, rest = replica.evaluate()
+    evaluation = Evaluation.of([part.tally, rest], is_probability=True)
+    assert evaluation is not None
+    bits = evaluation.bits_per_byte(validation_token_bytes)
+    assert bits is not None
+    token_bytes = text_bytes / len(dataset.train)
+    training = Training(
+        parameters=Shape(width=case.width, num_layers=case.num_layers).parameters,
+        vocab_size=dataset.manifest.vocab_size,
+        batch_tokens=case.batch * WINDOW,
+        text_bytes=text_bytes,
+        seen_bytes=steps * case.batch * WINDOW * token_bytes,
+    )
+    return MeasuredRun(training=training, bits_per_byte=bits)
+
+
+def large_runs(token_bytes: float) -> list[MeasuredRun]:
+    """The runs of LARGE_RUNS."""
+    parameters = Shape(width=768, num_layers=12).parameters
+    return [
+        MeasuredRun(
+            training=Training(
+                parameters=parameters,
+                vocab_size=VOCABULARIES[-1],
+                batch_tokens=tokens,
+                text_bytes=22e6 * token_bytes,
+                seen_bytes=steps * tokens * token_bytes,
+            ),
+            bits_per_byte=loss / math.log(2) / token_bytes,
+        )
+        for tokens, steps, loss in LARGE_RUNS
+    ]
+
+
+def fit(runs: Sequence[MeasuredRun]) -> tuple[Law, float]:
+    """The law's constants by least squares of relative errors, and the error that is left.
+
+    Constants are positive, so it is their logarithms that are sought, by Levenberg and Marquardt's method; what little
+    is known of them before (PRIORS) keeps those in bounds that the runs say nothing of.
+    """
+    names = list(PRIORS)
+    middles = np.log([PRIORS[name][0] for name in names])
+    spreads = np.log([PRIORS[name][1] for name in names])
+
+    def law(place: npt.NDArray[np.float64]) -> Law:
+        return Law(**dict(zip(names, np.exp(place).tolist(), strict=True)))
+
+    def misses(place: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        there = law(place)
+        relative = [math.log(there.bits_per_byte(run.training) / run.bits_per_byte) / NOISE for run in runs]
+        return np.concatenate([relative, (place - middles) / spreads])
+
+    place, damping, now = middles.copy(), 1.0, misses(middles)
+    for _ in range(500):
+        slopes = np.stack([(misses(place + 1e-5 * unit) - now) / 1e-5 for unit in np.eye(len(names))], axis=1)
+        square = slopes.T @ slopes
+        step = np.linalg.solve(square + damping * np.diag(np.diag(square)), -slopes.T @ now)
+        there = misses(place + step)
+        if there @ there < now @ now:
+            place, now, damping = place + step, there, damping / 3
+            if np.abs(step).max() < 1e-7:
+                break
+        else:
+            damping = min(damping * 4, 1e12)
+    return law(place), float(np.sqrt(np.mean((now[: len(runs)] * NOISE) ** 2)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("books", type=Path, help="a folder of .txt files")
+    parser.add_argument("--grid", choices=tuple(GRIDS), default="full")
+    parser.add_argument("--work", type=Path, default=Path("scaling-fits"), help="where datasets and results are kept")
+    parser.add_argument("--out", type=Path, default=Path("src/sparklm/planning/fits.json"))
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no further training after so long")
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    results, begun = options.work / "runs.jsonl", time.monotonic()
+    done = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    for case in GRIDS[options.grid].cases():
+        known = case.model_dump()
+        if any(entry["case"] == known for entry in done) or time.monotonic() - begun > 60 * options.minutes:
+            continue
+        before = time.monotonic()
+        measured = train(case, options.books, options.work)
+        done.append({"case": known, "run": measured.model_dump(), "seconds": time.monotonic() - before})
+        with results.open("a") as file:
+            file.write(json.dumps(done[-1]) + "\n")
+        print(f"{measured.bits_per_byte:.4f} bits per byte after {done[-1]['seconds']:.0f} s: {case!r}", flush=True)
+    token_bytes = {}
+    for vocab_size in VOCABULARIES:
+        _, _, token_bytes[vocab_size] = open_text(options.books, options.work, vocab_size, None)
+    runs = [MeasuredRun.model_validate(entry["run"]) for entry in done] + large_runs(token_bytes[VOCABULARIES[-1]])
+    law, error = fit(runs)
+    fits = Fits(law=law, error=error, bytes_per_token=token_bytes, runs=runs)
+    options.out.write_text(fits.model_dump_json(indent=1) + "\n")
+    for run in runs:
+        print(f"measured {run.bits_per_byte:.4f}, expected {law.bits_per_byte(run.training):.4f}: {run.training!r}")
+    print(f"{law!r}\n{len(runs)} runs, relative error {error:.4f}: {options.out}")
+
+
+if __name__ == "__main__":
+    main()
