@@ -9,16 +9,11 @@ The functions are those of `sparklm.api`, which is loaded when one of them is fi
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparklm.api import Callback, Model, Run, evaluate, generate_corpus, load, prepare, score_corpus, train
     from sparklm.inference.scoring import Score
-
-# A thread of torch that waits for the others keeps its core busy, unless OpenMP is told, before it is loaded, to let it
-# sleep. Where another program wants the core, a step then takes up to ten times as long (docs/benchmarks.md).
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.1.0"
 __all__ = [
