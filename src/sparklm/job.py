@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -43,7 +44,7 @@ from sparklm.text.tokenizer_kinds import make_tokenizer
 from sparklm.text.validation import describe_validation
 from sparklm.text.windows import WindowPlan
 from sparklm.training.checkpoint.commit import CHECKPOINTS, latest_step
-from sparklm.training.device import choose_device, replica_threads
+from sparklm.training.device import OtherLoad, choose_device, replica_threads
 from sparklm.training.evaluations import EvaluationPlan
 from sparklm.training.extend import LENGTH_KEYS, longer_run, make_longer
 from sparklm.training.fit import fit
@@ -73,6 +74,7 @@ from sparklm.training.stopping import StopRequest
 from sparklm.training.tasks import MeasureOrder, ModelOrder, measure_step_task, write_model_task
 from sparklm.wording import amount, count, duration, size
 
+_BUSY_CORES = 0.5  # of other programs, from which on it is worth a warning
 _SHARE_OF_STEPS = 0.9  # of a training's time; the rest is for evaluations, checkpoints and starting tasks
 _MADE_BY_TRAINING = (METRICS, STEPS, EVALUATIONS, SAMPLES, TASKS, CHECKPOINTS, PROGRESS, "tensorboard")
 # How copies of results begin, by which earlier ones are known, to be replaced; text may be anybody's.
@@ -108,7 +110,7 @@ def train(
     tokens it began with: text that has changed since is refused, unless `resume` says that this run is meant. It may
     then also be made longer. A training that is asked to stop saves a checkpoint and raises KeyboardInterrupt.
     """
-    came = time.monotonic()
+    came, load = time.monotonic(), OtherLoad()
     found = check(config, folder, resume=resume)
     with start(watcher) as placement:
         began = time.monotonic()
@@ -120,6 +122,8 @@ def train(
             run = found.run
             dataset = _reopen(run, placement, resume)
             plan = make_plan(run.config, dataset)
+        if run.threads > 1 and (config.spark.master == "none" or config.spark.master.startswith("local")):
+            _warn_of_load(load.read(), run.threads, watcher)
         identified = identify(run=run.run_id)
         with exporting(run, watcher.warn) as exporters:
             minutes = run.config.plan.minutes if found is None else None
@@ -466,6 +470,15 @@ def _replicas(config: Config) -> str:
     every = distributed.sync_every_steps
     when = "every step" if every == 1 else f"every {every} steps"
     return f", {distributed.replicas} replicas that sync {when} ({distributed.strategy})"
+
+
+def _warn_of_load(busy_cores: float, threads: int, watcher: Watcher) -> None:
+    """Say that others want the cores: threads of torch that wait for each other then take very long."""
+    if busy_cores >= _BUSY_CORES:
+        watcher.warn(
+            f"other programs keep {busy_cores:.1f} of {os.cpu_count()} cores busy: steps with {threads} threads may "
+            "take many times as long; set OMP_WAIT_POLICY=PASSIVE in the environment, or training.threads=1"
+        )
 
 
 def describe_work(run: Run, plan: WindowPlan, vocab_size: int) -> str:

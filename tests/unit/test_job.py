@@ -13,6 +13,7 @@ from sparklm.errors import UserError
 from sparklm.storage import Folder
 from sparklm.text.shards import open_dataset
 from sparklm.training.checkpoint.commit import latest_step
+from sparklm.training.device import OtherLoad
 from sparklm.training.replica import Replica
 from sparklm.training.run import read_run
 from tests.conftest import SENTENCES, RecordingWatcher, run_job, tiny_config
@@ -157,3 +158,14 @@ def test_minutes_are_turned_into_steps_once_when_a_run_begins(
 def test_a_step_is_measured_by_doing_some(corpus_file: Path, tmp_path: Path) -> None:
     run_job(tiny_config(corpus_file, "training.epochs=1", "output.log_every_steps=1"), tmp_path / "run")
     assert 0 < Replica(read_run(Folder(str(tmp_path / "run")))).measure_step() < 10
+
+
+@pytest.mark.parametrize(("threads", "warnings"), [(2, 1), (1, 0)])
+def test_a_busy_machine_is_warned_of_where_threads_wait_for_each_other(
+    corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, warnings: int
+) -> None:
+    monkeypatch.setattr(OtherLoad, "read", lambda self: 1.25)
+    watcher = RecordingWatcher()
+    config = tiny_config(corpus_file, f"training.threads={threads}", "training.max_steps=1")
+    run_job(config, tmp_path / "run", watcher=watcher)
+    assert sum("other programs keep 1.2 of" in text for text in watcher.notes) == warnings
