@@ -21,7 +21,6 @@ from sparklm.training.optim import build_optimizer
 from sparklm.training.records import STEPS, StepRecord, read_lines
 from sparklm.training.replica import Replica
 from sparklm.training.run import make_plan, read_run
-from sparklm.training.schedule import learning_rate
 from sparklm.training.sync.rounds import plan_rounds
 from tests.conftest import STRATEGIES, run_job, tiny_config
 from tests.placements import ByStorage, StopsAfter
@@ -59,8 +58,7 @@ def naive_training(config, run: Path) -> dict[str, torch.Tensor]:
                 for weight in weights_of_all:
                     weight.grad = mean.clone()
         for model, optimizer in zip(models, optimizers, strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, plan.total_steps, config.training)
+            optimizer.schedule(step, plan.total_steps, config.training)
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.training.gradient_clip or float("inf"))
             optimizer.step()
         if distributed.strategy == "allreduce" or (
