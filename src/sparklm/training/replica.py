@@ -215,8 +215,10 @@ class Replica:
 
     def _clip(self) -> Tensor:
         """Shorten the gradient if it is too long; returns the norm that it had."""
-        clip = self.config.training.gradient_clip
-        return nn.utils.clip_grad_norm_(self.model.parameters(), clip if clip is not None else math.inf)
+        clip, parameters = self.config.training.gradient_clip, list(self.model.parameters())
+        if clip is None:
+            return nn.utils.get_total_norm([weight.grad for weight in parameters if weight.grad is not None])
+        return nn.utils.clip_grad_norm_(parameters, clip)
 
     def _count_batch(self, targets: Tally, sums: Tensor) -> None:
         def count(values: Sequence[float]) -> None:
