@@ -25,7 +25,7 @@ from sparklm.logs import forget, identify
 from sparklm.models.build import count_parameters
 from sparklm.models.model_zip import TrainedModel, load_model
 from sparklm.models.shape import check_embeddings
-from sparklm.placement.protocol import Placement
+from sparklm.placement.protocol import Placement, turns_of
 from sparklm.placement.start import Start
 from sparklm.planning.decide import chooses_sizes, describe_length, plan_training, set_length
 from sparklm.planning.decide import describe as describe_plan
@@ -71,7 +71,7 @@ from sparklm.training.run import (
     write_run,
 )
 from sparklm.training.stopping import StopRequest
-from sparklm.training.tasks import MeasureOrder, ModelOrder, measure_step_task, write_model_task
+from sparklm.training.tasks import MeasureOrder, ModelOrder, measure_steps, write_model_task
 from sparklm.wording import amount, count, duration, size
 
 _BUSY_CORES = 0.5  # of other programs, from which on it is worth a warning
@@ -369,10 +369,9 @@ def _limit_time(run: Run, plan: WindowPlan, dataset: Dataset, placement: Placeme
     How long a step takes is measured where it will be done. The number is decided once, and recorded.
     """
     replicas, watcher = run.config.distributed.replicas, placement.watcher
-    orders = [MeasureOrder(run=run, replica=replica).model_dump_json() for replica in range(replicas)]
-    times = [float(text) for text in placement.run_tasks(measure_step_task, orders, "sparklm: measure a step")]
-    in_turn = replicas if placement.takes_turns else -(-replicas // max(1, placement.slots))
-    seconds = in_turn * max(times)
+    orders = [MeasureOrder(run=run, replica=replica) for replica in range(replicas)]
+    answers = measure_steps(orders, placement, "sparklm: measure a step")
+    seconds = turns_of(replicas, placement) * max(answer.seconds for answer in answers)
     limit, room = run.config.training.max_minutes, math.inf
     if limit is not None:
         room = max(1, int(60 * limit * _SHARE_OF_STEPS / seconds))

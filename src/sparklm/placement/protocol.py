@@ -135,3 +135,8 @@ class Placement(Protocol):
 
     def stop(self) -> None:
         """End the session."""
+
+
+def turns_of(replicas: int, placement: Placement) -> int:
+    """How many times as long as that of one replica a step of all takes."""
+    return replicas if placement.takes_turns else -(-replicas // max(1, placement.slots))

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from sparklm.config import Config
 from sparklm.errors import UserError
-from sparklm.placement.protocol import Placement
+from sparklm.placement.protocol import Placement, turns_of
 from sparklm.planning.choose import Choice, Wish, best_steps, choose, evaluation_share, last_evaluation
 from sparklm.planning.law import Training, read_fits
 from sparklm.planning.measure import MEASURING, Machine, measure
@@ -81,7 +81,6 @@ def plan_training(config: Config, folder: Folder, placement: Placement, elapsed:
         )
     machine = measure(config, replicas, folder / MEASURING, placement)
     seconds = 60 * minutes - elapsed - FINISH_SECONDS - text.num_bytes / _PREPARED_BYTES_A_SECOND * (not text.is_ready)
-    in_turn = replicas if placement.takes_turns else -(-replicas // max(1, placement.slots))
     values = {key: _value(config, key) for key in _FIXING if config.is_given(key)}
     wish = Wish(
         seconds=max(seconds, _SMALLEST_SHARE * 60 * minutes) * (1 - _SHARE_OF_SYNCS * (replicas > 1)),
@@ -91,7 +90,7 @@ def plan_training(config: Config, folder: Folder, placement: Placement, elapsed:
         token_bytes=lambda vocab_size: text.token_bytes or fits.token_bytes(vocab_size),
         vocab_sizes=text.vocab_sizes,
         replicas=replicas,
-        turns=in_turn,
+        turns=turns_of(replicas, placement),
         tied=config.model.tie_embeddings,
         given={key: value for key, value in values.items() if isinstance(value, int)},
         tokens=config.plan.tokens,

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import psutil
-import torch
-from pydantic import BaseModel
 
 from sparklm.config import CleaningConfig, Config, DataConfig
 from sparklm.placement.protocol import Placement
@@ -15,10 +12,9 @@ from sparklm.planning.choose import Speed
 from sparklm.planning.shapes import Shape
 from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
-from sparklm.training.checkpoint.cache import new_replica
-from sparklm.training.device import choose_device, replica_threads
-from sparklm.training.run import Run, new_run
-from sparklm.training.tasks import MeasureOrder
+from sparklm.training.device import replica_threads
+from sparklm.training.run import new_run
+from sparklm.training.tasks import MeasureOrder, measure_steps
 
 MEASURING = "measuring"  # a folder, for as long as it takes
 _VOCABULARY, _WINDOW, _NUM_IDS = 2048, 128, 100_000
@@ -27,28 +23,12 @@ _LADDER = ((64, 2, 512), (128, 4, 1024), (256, 8, 2048), (512, 12, 8192), (1024,
 _FEWEST, _LONGEST_STEP_SECONDS = 2, 1.0
 
 
-class MeasureAnswer(BaseModel):
-    """The seconds of a step, and the memory that is free where it was done."""
-
-    seconds: float
-    free_bytes: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """What was measured."""
 
     speed: Speed
     free_bytes: int  # for one replica
-
-
-def measure_task(order: str) -> str:
-    """Measure a step, wherever this is."""
-    parsed = MeasureOrder.model_validate_json(order)
-    seconds = new_replica(parsed.run, parsed.replica).measure_step()
-    device = choose_device(parsed.run.config.training.device)
-    free = torch.cuda.mem_get_info()[0] if device.type == "cuda" else psutil.virtual_memory().available
-    return MeasureAnswer(seconds=seconds, free_bytes=free).model_dump_json()
 
 
 def measure(config: Config, replicas: int, folder: Folder, placement: Placement) -> Machine:
@@ -73,18 +53,13 @@ def measure(config: Config, replicas: int, folder: Folder, placement: Placement)
                 break
             reference = _reference(config, shape, tokens)
             run = new_run(folder, reference, "dataset", manifest, replica_threads(reference, placement))
-            answers = _measure_step(run, at_once, placement)
+            orders = [MeasureOrder(run=run, replica=0)] * at_once
+            answers = measure_steps(orders, placement, "sparklm: measure this machine")
             points.append((operations, max(answer.seconds for answer in answers)))
             free_bytes = min(answer.free_bytes for answer in answers) // replicas
         return Machine(speed=Speed(points), free_bytes=free_bytes)
     finally:
         folder.remove()
-
-
-def _measure_step(run: Run, at_once: int, placement: Placement) -> list[MeasureAnswer]:
-    orders = [MeasureOrder(run=run, replica=0).model_dump_json()] * at_once
-    answers = placement.run_tasks(measure_task, orders, "sparklm: measure this machine")
-    return [MeasureAnswer.model_validate_json(answer) for answer in answers]
 
 
 def _reference(config: Config, shape: Shape, tokens: int) -> Config:

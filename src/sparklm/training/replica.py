@@ -102,7 +102,7 @@ class Replica:
         begun, begun_cpu = time.perf_counter(), time.process_time()
         self._do_steps(round_, on_step, ends_early if not self.strategy.syncs else None)
         with self.log.clock("fit"):
-            self._figures.wait()
+            self.read_figures()
         if self.step < round_.stop:
             round_, _ = round_.cut_at(self.step)
         seconds, totals = time.perf_counter() - begun, self.log.totals
@@ -147,7 +147,7 @@ class Replica:
             begun = time.perf_counter()
             with self.log.clock("fit"):
                 self.take_step(self.read(len(times)))
-                self._figures.wait()
+                self.read_figures()
             times.append(time.perf_counter() - begun)
         return statistics.median(times[1:])  # the first has much to set up
 
@@ -187,10 +187,9 @@ class Replica:
             self._count_update(self._schedule(), self._clip())
             self.optimizer.step()
 
-    def last_loss(self) -> float:
-        """The loss of the last step; waits for it."""
+    def read_figures(self) -> None:
+        """Have the figures of all that was done in the log, and refuse to go on after a step that diverged."""
         self._figures.wait()
-        return self.log.totals.last_loss
 
     def _kernels(self) -> AbstractContextManager[None]:
         return deterministic_kernels(self.device, self.config.training.deterministic)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+import psutil
 import torch
 from pydantic import BaseModel
 
@@ -12,6 +13,7 @@ from sparklm.evaluation import Evaluation
 from sparklm.logs import log_context
 from sparklm.models.model_zip import pack_model
 from sparklm.models.objectives import Tally
+from sparklm.placement.protocol import Placement
 from sparklm.training.checkpoint.cache import keep_replica, new_replica
 from sparklm.training.checkpoint.commit import read_commit
 from sparklm.training.device import resident_bytes
@@ -137,10 +139,26 @@ class MeasureOrder(BaseModel):
     replica: int
 
 
+class MeasureAnswer(BaseModel):
+    """The seconds of a step, and the memory that is free where it was done."""
+
+    seconds: float
+    free_bytes: int
+
+
+def measure_steps(orders: Sequence[MeasureOrder], placement: Placement, title: str) -> list[MeasureAnswer]:
+    """Measure a step for each order, where it would be done."""
+    answers = placement.run_tasks(measure_step_task, [order.model_dump_json() for order in orders], title)
+    return [MeasureAnswer.model_validate_json(answer) for answer in answers]
+
+
 def measure_step_task(order: str) -> str:
-    """The seconds of a step, wherever this is."""
+    """Measure a step, wherever this is."""
     parsed = MeasureOrder.model_validate_json(order)
-    return str(new_replica(parsed.run, parsed.replica).measure_step())
+    replica = new_replica(parsed.run, parsed.replica)
+    seconds = replica.measure_step()
+    free = torch.cuda.mem_get_info()[0] if replica.device.type == "cuda" else psutil.virtual_memory().available
+    return MeasureAnswer(seconds=seconds, free_bytes=free).model_dump_json()
 
 
 def write_model_task(order: str) -> str:

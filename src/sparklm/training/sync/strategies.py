@@ -136,7 +136,8 @@ class AllReduce(Strategy):
     def step(self, windows: Int64Array) -> None:
         """Compute the gradient; the update waits for the mean of all."""
         self.replica.backward(windows)
-        self.replica.check_finite(self.replica.step, loss=self.replica.last_loss())
+        self.replica.read_figures()
+        self.replica.check_finite(self.replica.step, loss=self.replica.log.totals.last_loss)
 
     def end_round(self) -> None:
         """No weight has changed yet."""
@@ -151,6 +152,7 @@ class AllReduce(Strategy):
             for name, gradient in unflatten(mean.clone(), self.weights).items():
                 self.weights[name].grad = gradient
             replica.update()
+            replica.read_figures()  # no round ends after the last update
             replica.ema.update(replica.model, steps)
 
 
