@@ -151,7 +151,7 @@ def test_a_live_file_that_is_missing_is_none_and_a_damaged_one_is_logged(
     folder.write_text("live.json", '{"step": "far"}')
     assert read_live(folder, "live.json", Beat) is None
     (record,) = caplog.records
-    assert (record.levelname, record.message) == ("WARNING", "a live file is unreadable")
+    assert (record.levelname, record.getMessage()) == ("WARNING", "a live file is unreadable")
     assert (record.file, record.problems) == (folder.address("live.json"), 1)
 
 
