@@ -3,6 +3,7 @@
 # make test    every test but the long ones                     make test-fast   a minute of them: no Spark, no subprocess
 # make test-long   the long matrices: every loss of a process by every exchange; TIMES=10 repeats them
 # make test-matrix   the Spark, cluster and fault tests against every version of Spark; docs/spark-versions.md has the table
+# make faults  every case of a hostile world, the long ones too; renews the table in docs/reliability.md
 # make lint    style and types       make format   put the style right       make docs   renew the tables in docs/
 # make golden  hashes of a matrix of trainings; COMPARE=before.txt compares them with earlier ones
 PYTHON ?= python3
@@ -14,7 +15,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.
 # One torch thread in each process of the tests, or torch crawls.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: run test test-fast test-long test-matrix golden docs lint format setup clean
+.PHONY: run test test-fast test-long test-matrix faults golden docs lint format setup clean
 
 run: $(VENV)/.installed
 	$(BIN)/sparklm train $(ARGS)
@@ -32,6 +33,9 @@ test-long: $(VENV)/.installed-dev $(HADOOP)/.installed
 
 test-matrix: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.spark_matrix $(ARGS)
+
+faults: $(VENV)/.installed-dev $(HADOOP)/.installed
+	$(PYTEST) -n 2 --dist loadfile -m '' tests/hostile --reliability docs/reliability.md $(ARGS)
 
 golden: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.golden $(if $(COMPARE),--compare $(COMPARE))
