@@ -55,11 +55,10 @@ def _only_member(archive: zipfile.ZipFile, name: str, address: str) -> zipfile.Z
 
 
 def _check(member: zipfile.ZipInfo, address: str, num_bytes: int, *, is_large: bool) -> None:
-    name = member.filename
-    if member.compress_type != zipfile.ZIP_STORED:
+    name, most = member.filename, num_bytes if is_large else min(num_bytes, _SMALL_MEMBER_LIMIT)
+    if member.file_size > most:
+        raise UserError(f"{address}: {name} claims {member.file_size} bytes; that is no model of sparklm's")
+    if member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:
         raise UserError(f"{address}: {name} is compressed; sparklm's models are not")
     if member.flag_bits & _ENCRYPTED:
         raise UserError(f"{address}: {name} is encrypted; sparklm's models are not")
-    most = num_bytes if is_large else min(num_bytes, _SMALL_MEMBER_LIMIT)
-    if max(member.file_size, member.compress_size) > most or member.file_size != member.compress_size:
-        raise UserError(f"{address}: {name} claims {member.file_size} bytes; that is no model of sparklm's")

@@ -60,7 +60,7 @@ class ModelFiles:
         with refused_by_name(self.address):
             if self.archive is not None or self.folder.exists(WEIGHTS):
                 return self._tensors(WEIGHTS)
-            return self._weights_in_parts(dict(json.loads(self._read(_INDEX))["weight_map"]))
+            return self._weights_in_parts(dict(self.folder.read_json(_INDEX)["weight_map"]))
 
     def _weights_in_parts(self, weight_map: dict[str, str]) -> dict[str, Tensor]:
         weights: dict[str, Tensor] = {}
