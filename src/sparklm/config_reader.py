@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 MOST_BYTES = 256 * 2**10  # of a file
-MOST_MEMORY, MOST_SECONDS = 2**30, 20
+MOST_MEMORY, MOST_SECONDS = 256 * 2**20, 10
 _MOST_SETTINGS, _DEEPEST, _MOST_INCLUDES = 10_000, 32, 50
 _LONGEST_REASON = 300
 _PLAIN = (str, int, float, type(None))

@@ -165,18 +165,19 @@ class Decoder(nn.Module):
         self.norm = RmsNorm(shape.width, shape.norm_epsilon)
         self.dropout = nn.Dropout(shape.dropout)
         self.shape = shape
-        self.register_buffer("cosine_TD", None, persistent=False)
-        self.register_buffer("sine_TD", None, persistent=False)
+        for name in ("cosine_TD", "sine_TD"):  # which `reserve` computes
+            self.register_buffer(name, None, persistent=False)
 
     def reserve(self, length: int) -> None:
         """Have the angles of at least so many positions: a context may be far longer than what is ever used of it."""
-        shape = self.shape
-        if isinstance(self.cosine_TD, Tensor) and self.cosine_TD.shape[0] >= length:
+        shape, cosine_TD = self.shape, self.cosine_TD
+        if isinstance(cosine_TD, Tensor) and cosine_TD.shape[0] >= length:
             return
         with torch.inference_mode(False):  # whoever asks first; training may be next
             places_T = torch.arange(min(2 * length, max(length, shape.context_length)), device="cpu")
             tables = rotation_table(places_T, shape.head_size, shape.rope_base)
-            self.cosine_TD, self.sine_TD = (table.to(self.embed_tokens.weight.device) for table in tables)
+            for name, table in zip(("cosine_TD", "sine_TD"), tables, strict=True):
+                setattr(self, name, table.to(self.embed_tokens.weight.device))
 
     def forward(self, tokens_BT: Tensor, cache: Cache | None) -> Tensor:
         """Compute the hidden vector of every position."""

@@ -7,7 +7,7 @@ no regular file is refused before it is read (regular.py).
 
 from sparklm.storage.address import is_answering, new_run_name, split_url, store_of
 from sparklm.storage.filesystems import open_filesystem, open_remote
-from sparklm.storage.folder import Folder, read_record, split_address
+from sparklm.storage.folder import Folder, describe_damage, read_record, split_address
 from sparklm.storage.live import Aside, LiveFile, read_live
 from sparklm.storage.local import Buffer, hidden_path, write_local
 from sparklm.storage.regular import open_regular, require_regular_file
@@ -20,6 +20,7 @@ __all__ = [
     "LiveFile",
     "be_patient",
     "current_patience",
+    "describe_damage",
     "hidden_path",
     "is_answering",
     "is_away",

@@ -243,4 +243,11 @@ def read_record(folder: Folder, name: str, kind: type[Record], expected_format: 
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise UserError(f"{folder.address(name)} is damaged: {error.error_count()} wrong fields") from error
+        raise UserError(f"{folder.address(name)} is damaged: {describe_damage(error)}") from error
+
+
+def describe_damage(error: ValidationError) -> str:
+    """The first of the wrong fields of a record, and what is wrong with it."""
+    wrong, more = error.errors(include_url=False)[0], error.error_count() - 1
+    name, reason = ".".join(map(str, wrong["loc"])), wrong["msg"].removeprefix("Value error, ").splitlines()[0]
+    return f"{f'{name}: ' if name else ''}{reason}{f', and {more} more wrong fields' if more else ''}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from sparklm.errors import UserError
 from sparklm.wording import size
@@ -33,7 +33,7 @@ def require_size(path: str | Path, num_bytes: int, most_bytes: int) -> None:
         )
 
 
-def open_regular(path: str | Path, most_bytes: int | None = None) -> BinaryIO:
+def open_regular(path: str | Path, most_bytes: int | None = None) -> BufferedReader:
     """Open a regular file for reading. Raises OSError as `open` does; whatever else it is is the user's error."""
     require_regular_file(path, most_bytes)  # to open a device may already do something
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # which waits for no writer

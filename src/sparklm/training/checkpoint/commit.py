@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Collection, Sequence
 
 import torch
@@ -27,6 +28,7 @@ from sparklm.training.checkpoint.files import (
     load_slice,
     load_tensors,
     new_attempt,
+    reading_checkpoint,
     save_tensors,
 )
 from sparklm.training.sync.codec import Codec, ordered_mean
@@ -35,6 +37,7 @@ from sparklm.training.sync.rounds import Round
 _logger = logging.getLogger(__name__)
 CHECKPOINTS = "checkpoints"
 _COMMIT = "commit.json"
+_STEP_FOLDER = re.compile(r"step-[0-9]{8,18}")  # as `step_folder` names them; whatever else is there is not ours
 _FORMAT = "sparklm checkpoint 4"
 
 
@@ -77,10 +80,11 @@ def save_mean(folder: Folder, number: int, values: Tensor) -> SavedFile:
 def load_mean(run: Folder, commit: Commit, codec: Codec) -> Tensor:
     """The mean that a checkpoint's replicas have yet to apply: read, or taken from all contributions."""
     folder = step_folder(run, commit.step)
-    if commit.contributions:
-        return ordered_mean(load_slice(folder, each, 0, codec) for each in commit.contributions)
-    slices = [load_tensors(folder, file)["mean"] for file in commit.mean]
-    return slices[0] if len(slices) == 1 else torch.cat(slices)
+    with reading_checkpoint(folder):
+        if commit.contributions:
+            return ordered_mean(load_slice(folder, each, 0, codec) for each in commit.contributions)
+        slices = [load_tensors(folder, file)["mean"] for file in commit.mean]
+        return slices[0] if len(slices) == 1 else torch.cat(slices)
 
 
 def write_commit(run: Folder, commit: Commit) -> None:
@@ -91,7 +95,12 @@ def write_commit(run: Folder, commit: Commit) -> None:
 
 def read_commit(run: Folder, step: int) -> Commit:
     """What the checkpoint at a step consists of."""
-    return read_record(step_folder(run, step), _COMMIT, Commit, _FORMAT)
+    folder = step_folder(run, step)
+    with reading_checkpoint(folder):
+        commit = read_record(folder, _COMMIT, Commit, _FORMAT)
+        if commit.step != step:
+            raise ValueError(f"{_COMMIT} is that of step {commit.step}")
+    return commit
 
 
 def committed_steps(run: Folder) -> list[int]:
@@ -125,4 +134,4 @@ def remove_later(run: Folder, step: int) -> None:
 
 def _steps(run: Folder) -> list[int]:
     names = (run / CHECKPOINTS).names()
-    return sorted(int(name.removeprefix("step-")) for name in names if name.startswith("step-"))
+    return sorted(int(name.removeprefix("step-")) for name in names if _STEP_FOLDER.fullmatch(name))
