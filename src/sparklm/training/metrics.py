@@ -295,6 +295,8 @@ def read_metrics(folder: Folder) -> list[EpochRecord]:
         records = [
             EpochRecord.model_validate({name: _parsed(name, cell) for name, cell in row.items()}) for row in rows
         ]
+        if text and not text.endswith("\n"):
+            raise ValueError("its last line is cut off")
         if [record.Epoch for record in records] != list(range(1, len(records) + 1)):
             raise ValueError("its epochs are not numbered from 1 on")
     except (ValueError, TypeError, csv.Error) as error:
@@ -307,8 +309,8 @@ def read_metrics(folder: Folder) -> list[EpochRecord]:
 
 def _parsed(name: str | None, text: str | list[str] | None) -> str | float | None:
     """A cell as the record takes it: it converts the columns that it declares, and the others are numbers."""
-    if name is None or isinstance(text, list):
-        raise ValueError("a line has more cells than the first")
+    if name is None or text is None or isinstance(text, list):
+        raise ValueError("a line has more or fewer cells than the first")
     if not text:
         return None
     return text if name in EpochRecord.model_fields else float(text)

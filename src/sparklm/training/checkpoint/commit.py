@@ -16,9 +16,10 @@ import contextlib
 import logging
 import re
 from collections.abc import Collection, Sequence
+from typing import Annotated
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from sparklm.storage import Folder, read_record
@@ -57,7 +58,7 @@ class Commit(BaseModel):
     format: str = _FORMAT
     round: Round
     shared: SavedFile
-    replicas: Sequence[ReplicaFiles]
+    replicas: Annotated[Sequence[ReplicaFiles], Field(min_length=1)]
     mean: Sequence[SavedFile] = ()  # slices of what is to be applied, or, where that is not there,
     contributions: Sequence[Contribution] = ()  # what it is the mean of
 
@@ -98,8 +99,8 @@ def read_commit(run: Folder, step: int) -> Commit:
     folder = step_folder(run, step)
     with reading_checkpoint(folder):
         commit = read_record(folder, _COMMIT, Commit, _FORMAT)
-        if commit.step != step:
-            raise ValueError(f"{_COMMIT} is that of step {commit.step}")
+        if commit.step != step or not 0 <= commit.round.start < step:
+            raise ValueError(f"{_COMMIT} is that of steps {commit.round.start} to {commit.step}")
     return commit
 
 
