@@ -131,8 +131,12 @@ class Folder:
                     self._remote(name)[0].rm_file(temporary)
 
     def read_text(self, name: str) -> str:
-        """Read a UTF-8 file."""
-        return self.read_bytes(name).decode("utf-8")
+        """Read a UTF-8 file; what is no text is a user error."""
+        try:
+            return self.read_bytes(name).decode("utf-8")
+        except UnicodeDecodeError as error:
+            reason = f"{error.reason} at byte {error.start}"
+            raise UserError(f"{self.address(name)} is not text in UTF-8 ({reason}); is it damaged?") from error
 
     def write_text(self, name: str, text: str) -> None:
         """Write a UTF-8 file atomically."""

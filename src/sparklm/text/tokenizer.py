@@ -31,6 +31,8 @@ _PROBE = (
     "naïve café ﬁ ½ Ünïcödé e\u0301 \u200b\u00a0 Здравствуй мир 你好，世界 こんにちは 안녕 שלום عربى ไทย 🙂👩‍👩‍👧 "
     f"{END_OF_TEXT} </s> <unk> aaaaaaaaaaaaaaaaaaaaaaaa _under_score CamelCase https://a.b/c?d=e&f#g \\ `` ''   "
 )
+# Patterns that take exponential time do so here, and are given up by the library.
+_LONG_RUNS = tuple(sign * 100 + end for sign in "a 0" for end in "!x")
 
 
 class Tokenizer:
@@ -101,8 +103,9 @@ def _parse(text: str) -> Tokenizer:
     with silenced():
         tokenizer = Tokenizer(HuggingFaceTokenizer.from_str(text))
         check_highest_id(tokenizer.vocab_size - 1, text)
-        with contextlib.suppress(Exception):  # it may not know all characters
-            tokenizer._backend.decode(_encode_slowly(tokenizer._backend, _PROBE).tolist())
+        for probe in (_PROBE, *_LONG_RUNS):
+            with contextlib.suppress(Exception):  # it may not know all characters
+                tokenizer._backend.decode(_encode_slowly(tokenizer._backend, probe).tolist())
     return tokenizer
 
 

@@ -44,13 +44,13 @@ def check_growth(text: str) -> None:
     for names in (("normalizer", "pre_tokenizer"), ("decoder",)):
         growth = math.prod(_growth(description.get(name)) for name in names)
         if growth > _MOST_GROWTH:
-            raise UserError(f"its {' and '.join(names)} may make a text {growth:,} times longer")
+            raise ValueError(f"its {' and '.join(names)} may make a text {growth:,} times longer")
 
 
 def check_highest_id(highest: int, text: str) -> None:
     """Refuse ids that the file is too short to have all of: everything that has a row for each id would be as large."""
     if highest >= len(text):
-        raise UserError(f"it has an id {highest}, but is only {len(text)} characters long")
+        raise ValueError(f"it has an id {highest}, but is only {len(text)} characters long")
 
 
 def _growth(step: Any) -> int:

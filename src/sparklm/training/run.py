@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Mapping
+from typing import Annotated
 
 import safetensors.torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from sparklm.config import Config, flat_settings
@@ -78,7 +79,7 @@ class RunRecord(BaseModel):
     config: Config
     dataset: str  # an address, or a name inside the run folder, so that a run can be moved
     dataset_sha256: str
-    threads: int
+    threads: Annotated[int, Field(ge=1, le=1024)]
     evaluation: EvaluationPlan = EvaluationPlan()
     begun_from: BegunFrom | None = None  # None = weights drawn by the seed
     planned: Planned | None = None  # None = all settings were given
