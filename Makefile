@@ -4,6 +4,7 @@
 # make test-long   the long matrices: every loss of a process by every exchange; TIMES=10 repeats them
 # make test-matrix   the Spark, cluster and fault tests against every version of Spark; docs/spark-versions.md has the table
 # make faults  every case of a hostile world, the long ones too; renews the table in docs/reliability.md
+# make security   files that somebody else made: every byte flipped, every loader fuzzed for minutes; EXAMPLES=2000 of each
 # make lint    style and types       make format   put the style right       make docs   renew the tables in docs/
 # make golden  hashes of a matrix of trainings; COMPARE=before.txt compares them with earlier ones
 PYTHON ?= python3
@@ -15,7 +16,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.
 # One torch thread in each process of the tests, or torch crawls.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: run test test-fast test-long test-matrix faults golden docs lint format setup clean
+.PHONY: run test test-fast test-long test-matrix faults security golden docs lint format setup clean
 
 run: $(VENV)/.installed
 	$(BIN)/sparklm train $(ARGS)
@@ -36,6 +37,9 @@ test-matrix: $(VENV)/.installed-dev
 
 faults: $(VENV)/.installed-dev $(HADOOP)/.installed
 	$(PYTEST) -n 2 --dist loadfile -m '' tests/hostile --reliability docs/reliability.md $(ARGS)
+
+security: $(VENV)/.installed-dev
+	SPARKLM_FUZZ_EXAMPLES=$(or $(EXAMPLES),500) $(PYTEST) -n 2 -m '' tests/hostile/test_zips.py tests/hostile/test_run_folders.py tests/hostile/test_config_files.py tests/hostile/test_every_byte.py tests/hostile/test_fuzz.py $(ARGS)
 
 golden: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.golden $(if $(COMPARE),--compare $(COMPARE))
