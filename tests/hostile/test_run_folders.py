@@ -14,7 +14,9 @@ import pytest
 
 from sparklm.progress.status import Status
 from sparklm.text import shards
+from sparklm.training.checkpoint.cache import forget_replicas
 from tests.commands import Result, run_command
+from tests.conftest import run_job, tiny_config
 from tests.hostile.cases import case
 from tests.hostile.limits import is_one_line
 
@@ -352,3 +354,17 @@ def test_every_command_that_reads_a_run_ends_well(done_run: Path, tmp_path: Path
     is_dead = command == "watch" and "is gone" in result.stderr
     assert result.returncode == 1 if is_dead else result.returncode in (0, 2), result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("damage", [remove("embeddings.safetensors"), cut("embeddings.safetensors", 50)])
+@case("a run's embeddings are deleted or cut", REFUSED)
+def test_damaged_embeddings_are_refused(corpus_file: Path, tmp_path: Path, damage: Damage) -> None:
+    run = tmp_path / "run"
+    settings = ("model.architecture=lstm", "data.embeddings=random", "training.max_steps=1")
+    run_job(tiny_config(corpus_file, *settings), run)
+    (run / "model.zip").unlink()
+    damage(run)
+    forget_replicas()
+    result = resume(run)
+    assert result.returncode == 2, result.stderr
+    assert "embeddings.safetensors" in result.stderr

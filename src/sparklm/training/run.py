@@ -9,6 +9,7 @@ from typing import Annotated
 
 import safetensors.torch
 from pydantic import BaseModel, ConfigDict, Field
+from safetensors import SafetensorError
 from torch import Tensor
 
 from sparklm.config import Config, flat_settings
@@ -266,9 +267,12 @@ def read_embeddings(run: Run) -> Tensor | None:
         return None
     try:
         tensors: dict[str, Tensor] = safetensors.torch.load(run.folder.read_bytes(EMBEDDINGS))
+        return tensors["embeddings"]
     except FileNotFoundError as error:
         raise UserError(f"{run.folder} has lost its {EMBEDDINGS}; put it back, or begin a new run") from error
-    return tensors["embeddings"]
+    except (SafetensorError, KeyError, ValueError) as error:
+        place = run.folder.address(EMBEDDINGS)
+        raise UserError(f"{place} is damaged ({error}); put it back, or begin a new run") from error
 
 
 def read_first_state(run: Run) -> dict[str, Tensor]:
