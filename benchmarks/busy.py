@@ -20,6 +20,7 @@ from unittest import mock
 
 import torch
 from measuring import apart
+from peers import step_of
 from reporting import machine, make_parser, markdown, publish, spread
 from steps import make_replica
 
@@ -43,12 +44,12 @@ def rate(threads: int | None, seconds: float, looks_after_cores: bool = True) ->
             stack.enter_context(mock.patch.object(cores, "share_cores"))
         replica = make_replica("gpt-tiny", Path(folder), None)
         cores.use_threads(threads or cores.usable_cores())
+        do_step = step_of(replica)
         step, began, counted = 0, time.perf_counter(), 0
         while (now := time.perf_counter()) < began + _WARM_UP_SECONDS + seconds:
             if not counted and now > began + _WARM_UP_SECONDS:
                 counted, counted_from = step, now
-            with replica.log.clock("fit"):
-                replica.strategy.step(replica.read(step))
+            do_step(step)
             step += 1
     tokens = (step - counted) * replica.plan.batch_size * replica.config.data.window_size
     return tokens / (time.perf_counter() - counted_from) if counted else 0.0

@@ -19,8 +19,9 @@ from pathlib import Path
 
 import torch
 from measuring import Comparison, take_turns
+from peers import seconds_of, step_of
 from reporting import add_turns, make_parser, publish_comparisons
-from steps import do_steps, make_replica
+from steps import make_replica
 
 WIDTH, WINDOW, BATCH = 64, 64, 32
 _HERE = Path(__file__).parent / "dl4j"
@@ -59,11 +60,13 @@ def compare(threads: int | None, steps: int, repeats: int) -> Comparison:
     with tempfile.TemporaryDirectory() as folder, lstm_of_dl4j(threads) as process:
         replica = make_replica("s0-lstm", Path(folder), None)
         torch.set_num_threads(replica.run.threads)
-        do_steps(replica, steps)
+
+        def our_steps() -> None:
+            seconds_of(steps, step_of(replica))
+
+        our_steps()
         ask_for_steps(process, steps)
-        seconds, peer_seconds, _, _ = take_turns(
-            lambda: do_steps(replica, steps), lambda: ask_for_steps(process, steps), repeats
-        )
+        seconds, peer_seconds, _, _ = take_turns(our_steps, lambda: ask_for_steps(process, steps), repeats)
     return Comparison(
         work="a step of s0-lstm",
         peer=f"Deeplearning4j 1.0.0-M2.1, {'its own threads' if threads is None else 'one thread'}",

@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 import torch.nn.functional as F
 from measuring import Comparison, prepare_here, take_turns
+from peers import seconds_of, step_of
 from reporting import add_turns, make_parser, publish_comparisons
 from torch import Tensor
 
@@ -57,13 +58,6 @@ def bare_loss(model: LanguageModel, windows: Tensor) -> Tensor:
     return F.cross_entropy(F.linear(features, model.output_weight).flatten(0, 1), targets.flatten())
 
 
-def do_steps(replica: Replica, steps: int) -> None:
-    """Steps as a training does them, with their figures."""
-    for step in range(steps):
-        with replica.log.clock("fit"):
-            replica.strategy.step(replica.read(step))
-
-
 def compare(preset: str, corpus: str | None, steps: int, repeats: int) -> Comparison:
     """Both ways to do the steps of a preset, in turn."""
     with tempfile.TemporaryDirectory() as folder:
@@ -77,9 +71,12 @@ def compare(preset: str, corpus: str | None, steps: int, repeats: int) -> Compar
                 bare_loss(theirs.model, torch.from_numpy(theirs.read(step))).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
 
-        do_steps(ours, steps)
+        def our_steps() -> None:
+            seconds_of(steps, step_of(ours))
+
+        our_steps()
         bare_steps()
-        seconds, peer_seconds, _, _ = take_turns(lambda: do_steps(ours, steps), bare_steps, repeats)
+        seconds, peer_seconds, _, _ = take_turns(our_steps, bare_steps, repeats)
     return Comparison(
         work=f"a step of {preset}",
         peer="a bare torch loop",
