@@ -211,7 +211,8 @@ class TrainingConfig(Section):
         f"{_by_optimizer('learning_rate')}",
     )
     embedding_rate: Annotated[float, Field(gt=0)] = Field(
-        7.5, description="muon: highest rate of the embedding, in learning rates, at a width of 768"
+        7.5,
+        description="muon: highest rate of the embedding, in learning rates, at a width of 768 and 16,384 token ids",
     )
     output_rate: Annotated[float, Field(gt=0)] = Field(
         0.2, description="muon: highest rate of the output layer, in learning rates, at a width of 768"
