@@ -42,6 +42,7 @@ faults: $(VENV)/.installed-dev $(HADOOP)/.installed
 
 security: $(VENV)/.installed-dev
 	SPARKLM_FUZZ_EXAMPLES=$(or $(EXAMPLES),500) $(PYTEST) -n 2 -m '' tests/hostile/test_zips.py tests/hostile/test_run_folders.py tests/hostile/test_config_files.py tests/hostile/test_every_byte.py tests/hostile/test_fuzz.py $(ARGS)
+	$(BIN)/python -m tests.hostile.guided all $(or $(SECONDS_EACH),20)
 
 # Alone on the machine, or the figures mean little.
 bench: BENCH = $(BIN)/python benchmarks/$(1).py $(2) $(if $(WRITE),--write $(WRITE))
