@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import stat
 import sys
 import tomllib
@@ -29,6 +30,7 @@ class _RefusedError(Exception):
 
 def main() -> None:
     """Answer with the settings, or with what is wrong: the end of a sentence about the file."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever waits for the answer is told, and ends this
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS + 1))
     kind, includes = sys.argv[1:]

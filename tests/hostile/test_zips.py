@@ -333,7 +333,8 @@ def test_what_is_no_file_holds_no_embeddings_and_no_tokenizer(tmp_path: Path, pl
 )
 @case("a model of 25 kB that claims a context of 2^20", "it is used, and takes no more than 1 GB")
 def test_a_context_takes_no_memory_that_is_not_used(tmp_path: Path, architecture: str) -> None:
-    files = members(f"model.architecture={architecture}")
+    sizes = ("model.width=8", "model.num_heads=1", "model.head_size=128")  # of angles for 1 GB, in a gpt
+    files = members(f"model.architecture={architecture}", *sizes)
     config(**{"max_position_embeddings" if architecture == "gpt" else "context_length": 2**20})(files)
     path = write_zip(tmp_path / "a.zip", files)
     measured = measure("generate", str(path), "The", "--max-new-tokens", "40", cwd=tmp_path)
