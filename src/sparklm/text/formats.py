@@ -203,10 +203,14 @@ def _read_parquet(piece: Piece, text_column: str, counts: Counter[str]) -> Itera
             table = pyarrow.parquet.ParquetFile(file)
             if text_column not in table.schema_arrow.names:
                 raise missing_column(piece.address, text_column, table.schema_arrow.names)
+            # Of a damaged file's other columns, pyarrow may end the process instead of raising.
+            columns = [
+                c for c in range(table.metadata.num_columns) if table.schema.column(c).physical_type == "BYTE_ARRAY"
+            ]
             row = 0
             for group in range(table.num_row_groups):
                 metadata = table.metadata.row_group(group)
-                begins = min(metadata.column(column).data_page_offset for column in range(metadata.num_columns))
+                begins = min((metadata.column(column).data_page_offset for column in columns), default=0)
                 if piece.start <= begins < piece.stop:
                     for batch in table.iter_batches(batch_size=1024, row_groups=[group], columns=[text_column]):
                         for text in _texts_of_column(batch.column(0), piece.address, text_column):
