@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from sparklm.disk_cache import cached_copy
-from sparklm.errors import UserError
+from sparklm.errors import JobError, UserError
 from sparklm.storage import Folder, LiveFile, read_live, split_address, split_url
 from tests.store_contract import every_promise
 
@@ -64,7 +64,7 @@ def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path: Path, mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", no_space)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(JobError, match="No space left on device; what was saved before is good"):
         folder.write_text("a", "new")
     assert folder.read_text("a") == "old"
     assert folder.names() == ["a"]
