@@ -29,7 +29,7 @@ from sparklm.storage.retrying import keep_trying
 
 Record = TypeVar("Record", bound=BaseModel)
 Result = TypeVar("Result")
-_PROBE = ".sparklm-can-write"
+_PROBE = "sparklm-can-write"
 _NOT_WHOLE = ("webhdfs", "ftp", "sftp", "ssh", "smb", "http", "https")  # where a reader could see half a file
 
 
@@ -184,8 +184,9 @@ class Folder:
         """Refuse a folder in which nothing could be written: by writing, there or in the nearest that is there."""
         place = self.absolute().local_path()
         if place is None:
-            self.write_bytes(_PROBE, b"")
-            self.remove(_PROBE)
+            probe = hidden_path(Path(_PROBE)).name
+            self.write_bytes(probe, b"")
+            self.remove(probe)
             return
         with user_errors(place, "written"):
             while not place.exists() and place != place.parent:
@@ -194,9 +195,9 @@ class Folder:
                 raise NotADirectoryError(ENOTDIR, f"{place} is not a folder")
             if not os.access(place, os.W_OK | os.X_OK):
                 raise PermissionError(EACCES, f"no permission for {place}")
-            probe = hidden_path(place / _PROBE)  # there are places where permission is not enough, such as /proc
-            probe.touch()
-            probe.unlink()
+            file = hidden_path(place / _PROBE)  # there are places where permission is not enough, such as /proc
+            file.touch()
+            file.unlink()
 
     def missing(self) -> list[Folder]:
         """This folder and those above it that are not there, the deepest first, as far as a store has folders."""
@@ -221,8 +222,11 @@ class Folder:
             for parent, _, names in os.walk(local):
                 for name in filter(is_temporary, names):
                     Path(parent, name).unlink(missing_ok=True)
-        elif renames(self.url) and self.exists():
+        elif renames(self.url):
             self._ask("", _remove_temporaries)
+        else:
+            for name in filter(is_temporary, self.names()):
+                self.remove(name)
 
     def names(self) -> list[str]:
         """The names directly in this folder, sorted; empty when the folder does not exist."""
