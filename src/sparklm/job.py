@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -380,7 +381,7 @@ def _check_tokenizer(config: Config, dataset: Dataset) -> None:
         raise UserError(
             f"{dataset.folder} was made with another tokenizer than the model {config.training.init_from}; give the "
             "text itself, or prepare it with the model's: sparklm prepare CORPUS --set "
-            f"data.tokenizer={config.data.tokenizer}"
+            f"data.tokenizer={shlex.quote(config.data.tokenizer)}"
         )
 
 

@@ -82,7 +82,7 @@ def test_an_output_that_was_replaced_is_not_overwritten(place: Path) -> None:
     for _ in range(2):  # the second time over what the first one wrote
         assert run_command(*command, cwd=place).returncode == 0
     (place / "out.txt").write_text("mine")
-    assert "out.txt is there already, and is not overwritten" in refused(run_command(*command, cwd=place))
+    assert "out.txt is there already and is not overwritten" in refused(run_command(*command, cwd=place))
     assert (place / "out.txt").read_text() == "mine"
 
 

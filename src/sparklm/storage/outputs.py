@@ -50,5 +50,5 @@ class Output:
             raise UserError(f"{self.address} is no plain file; choose another place for {self.what}")
         if self.folder.exists(self.name) and not self.is_ours(self.folder.read_bytes(self.name, 0, _HEAD_BYTES)):
             raise UserError(
-                f"{self.address} is there already, and is not overwritten; choose another place for {self.what}"
+                f"{self.address} is there already and is not overwritten; choose another place for {self.what}"
             )

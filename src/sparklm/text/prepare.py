@@ -240,7 +240,7 @@ def _write_tokenizer(folder: Folder, tokenizer: Tokenizer, *, replace: bool) -> 
     text = tokenizer.to_json()
     if not replace and folder.exists(TOKENIZER) and folder.read_text(TOKENIZER) != text:
         raise UserError(
-            f"{folder.address(TOKENIZER)} is there already, and is not overwritten; choose another place for the "
+            f"{folder.address(TOKENIZER)} is there already and is not overwritten; choose another place for the "
             "dataset, or delete it"
         )
     folder.write_text(TOKENIZER, text)
