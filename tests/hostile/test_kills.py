@@ -21,6 +21,7 @@ from sparklm.storage import Folder
 from sparklm.training.checkpoint.cache import forget_replicas
 from tests.commands import Result, run_command
 from tests.conftest import SENTENCES, STRATEGIES, TINY, run_job, tiny_config
+from tests.faults.test_losses import LONGER
 from tests.harm import harm, kill
 from tests.hostile.cases import case
 from tests.unit.training.test_kills import outcome
@@ -48,6 +49,7 @@ STAGES = {
     "model": r"model\.zip",
     "report": r"report\.html|stats|sample\.txt",
 }
+BY_THE_CLOCK = ("status.json", ".beat")
 EVENTS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link")
 QUICK, MOMENTS = 1, 9  # of each stage
 
@@ -88,8 +90,8 @@ def come_by(run: Path, act: Callable[[int, str], None]) -> None:
     def hook(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal number
         if event in EVENTS and arguments and isinstance(arguments[0], str | os.PathLike):
-            path = os.fspath(arguments[0])
-            if str(run) in path:
+            path = str(os.fspath(arguments[0]))
+            if str(run) in path and not any(name in path for name in BY_THE_CLOCK):
                 act(number, path)
                 number += 1
 
@@ -196,18 +198,14 @@ def test_a_driver_stopped_for_a_while(undisturbed, stage: str) -> None:
     assert outcome(run) == expected
 
 
-LONGER = ("model.width=64", "training.epochs=1", "training.max_steps=60", "distributed.diloco_steps=20")
-
-
 @pytest.mark.spark
 @pytest.mark.long
-@pytest.mark.parametrize("exchange", ["storage", "collective"])
 @case("a Python worker killed while it trains", "its task is done anew: equal bytes")
-def test_a_worker_killed(on_spark: OnSpark, tmp_path: Path, exchange: str) -> None:
-    (tmp_path / "a.txt").write_text(SENTENCES * 60)
-    config = tiny_config(tmp_path / "a.txt", *STRATEGIES["diloco"], *LONGER, f"distributed.exchange={exchange}")
+def test_a_worker_killed(on_spark: OnSpark, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(SENTENCES * 30)
+    config = tiny_config(tmp_path / "a.txt", *STRATEGIES["diloco"], *LONGER, "distributed.exchange=storage")
     run_job(config, tmp_path / "whole")
-    with harm(tmp_path / "run", 1, 20, kill) as done:
+    with harm(tmp_path / "run", 1, 40, kill) as done:
         run_job(config, tmp_path / "run", on_spark)
     assert done, "nobody was harmed"
     assert (tmp_path / "run/model.zip").read_bytes() == (tmp_path / "whole/model.zip").read_bytes()
@@ -249,7 +247,7 @@ def training_on_spark(place: Path, master: str) -> Iterator[subprocess.Popen[str
 
 
 def on_spark_command(master: str) -> list[str]:
-    settings = (*TINY, *STRATEGIES["diloco"], *LONGER, "distributed.exchange=storage", "distributed.diloco_steps=5")
+    settings = (*TINY, *STRATEGIES["diloco"], *LONGER, "distributed.exchange=storage")
     return [
         *("train", "a.txt", "--run", "run", "--master", master),
         *(part for setting in settings for part in ("--set", setting)),
@@ -282,7 +280,7 @@ def test_a_process_of_spark_killed(tmp_path: Path, victim: str | None, codes: tu
             processes_of(psutil.Process(process.pid), victim)[0].kill()
         _, errors = process.communicate(timeout=240)
     assert process.returncode in codes, errors
-    assert process.returncode != 1 or "Traceback" not in errors, errors
+    assert process.returncode != 1 or errors.splitlines()[-1].startswith("sparklm: "), errors
     resumed = run_command(*on_spark_command("none"), cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     run_command(*on_spark_command("none"), "--run", "whole", cwd=tmp_path)
