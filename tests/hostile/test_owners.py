@@ -23,6 +23,7 @@ from tests.hostile.cases import case
 from tests.store_contract import claim_of_another
 
 FLAGS = ["--master", "none", *(part for setting in TINY for part in ("--set", setting))]
+RECORDS = ("config.json", "metrics.csv", "steps.jsonl", "evaluations.jsonl")
 LEASE = ["--set", "storage.lease_seconds=2"]
 
 
@@ -159,11 +160,12 @@ def test_an_owner_that_was_asleep_writes_nothing(place: Path) -> None:
             for line in successor.stderr:
                 if "taken over from" in line:
                     break
-            before = committed_steps(run)
+            successor.send_signal(signal.SIGSTOP)  # so that only one of them could write
+            before = committed_steps(run), {name: (place / "R" / name).read_bytes() for name in RECORDS}
             sleeper.send_signal(signal.SIGCONT)
             _, errors = sleeper.communicate(timeout=120)
-            assert committed_steps(run) == before
-            assert successor.poll() is None
+            after = committed_steps(run), {name: (place / "R" / name).read_bytes() for name in RECORDS}
+            assert after == before
     assert sleeper.returncode == 1, errors
     assert errors.count("was taken over by process") == 1
     assert "Traceback" not in errors

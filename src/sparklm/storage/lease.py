@@ -21,10 +21,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
-from pathlib import Path
 
-import psutil
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sparklm.errors import JobError, LostFolderError, UserError
@@ -32,6 +29,8 @@ from sparklm.storage.address import split_url
 from sparklm.storage.folder import Folder
 from sparklm.storage.live import LiveFile, read_live
 from sparklm.storage.local import is_temporary
+from sparklm.storage.process import application as application_of_yarn
+from sparklm.storage.process import machine, start_of
 from sparklm.storage.retrying import not_waiting
 from sparklm.wording import duration
 
@@ -169,7 +168,7 @@ def _why_gone(folder: Folder, there: Claim | int, tell: Tell) -> str:
             if there.token in _held:
                 raise _refusal(folder, there)
             return "it was left behind"
-        if is_here and not _is_alive(there):
+        if is_here and start_of(there.process_id) != there.process_began:
             return "that process is gone"
         if there.application is not None and there.application == here.application and there.attempt < here.attempt:
             return f"this is a later attempt of {there.application}"
@@ -184,7 +183,7 @@ def _wait_for_silence(folder: Folder, there: Claim | int, tell: Tell, *, is_here
         silent = max(0.0, time.time() - (there.since if first is None else first.time))
         if silent < seconds / 2:
             raise _refusal(folder, there)
-        began -= min(silent, seconds)
+        began -= min(silent, seconds * (1 - 2 / _BEATS))  # a machine that was busy, or asleep, gets two beats
     who = there.who if isinstance(there, Claim) else "another process"
     tell(f"{folder} belongs to {who}: waiting up to {duration(seconds)} for a sign of it")
     while time.monotonic() - began < seconds:
@@ -192,7 +191,8 @@ def _wait_for_silence(folder: Folder, there: Claim | int, tell: Tell, *, is_here
         newest = _newest(folder)
         if newest is None:
             return "it has ended"
-        if newest != there or _read_beat(folder, number) != first:
+        beat = _read_beat(folder, number)
+        if newest != there or (beat is not None and beat != first):
             raise _refusal(folder, newest)
     return f"no sign of it for {duration(seconds)}"
 
@@ -200,17 +200,6 @@ def _wait_for_silence(folder: Folder, there: Claim | int, tell: Tell, *, is_here
 def _refusal(folder: Folder, there: Claim | int) -> UserError:
     who = there.who if isinstance(there, Claim) else "another process"
     return UserError(f"{folder} is in use: {who} is at work in it; choose another place, or wait until it has ended")
-
-
-def _is_alive(claim: Claim) -> bool:
-    """Whether a process of this machine is still there, and no other with its number."""
-    try:
-        process = psutil.Process(claim.process_id)
-        return abs(process.create_time() - claim.process_began) < 1 and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-    except psutil.AccessDenied:
-        return True
 
 
 class _Beating:
@@ -278,31 +267,16 @@ def _file_name(number: int, ending: str = "json") -> str:
 
 
 def _new_claim(number: int, lease_seconds: float) -> Claim:
-    application, attempt = _application()
+    application, attempt = application_of_yarn()
     return Claim(
         number=number,
         token=uuid.uuid4().hex,
         host=socket.gethostname(),
-        machine=_machine(),
+        machine=machine(),
         process_id=os.getpid(),
-        process_began=psutil.Process().create_time(),
+        process_began=start_of(os.getpid()) or 0.0,
         since=time.time(),
         lease_seconds=lease_seconds,
         application=application,
         attempt=attempt,
     )
-
-
-@cache
-def _machine() -> str:
-    """Names what process ids belong to: a machine since its start, and the container in it."""
-    with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    return f"{socket.gethostname()} {uuid.getnode()}"
-
-
-def _application() -> tuple[str | None, int]:
-    """The application of YARN that this process is the master of, and which attempt at it."""
-    container = re.fullmatch(r"container_(?:e\d+_)?(\d+_\d+)_(\d+)_\d+", os.environ.get("CONTAINER_ID", ""))
-    return (None, 0) if container is None else (f"application_{container[1]}", int(container[2]))
