@@ -406,6 +406,9 @@ class StorageConfig(Section):
     retry_minutes: Annotated[float, Field(ge=0, le=1440)] = Field(
         5, description="how long a store that does not answer is waited for (HDFS, S3), before the job ends"
     )
+    lease_seconds: Annotated[float, Field(ge=1, le=3600)] = Field(
+        60, description="silence after which the process that works in a folder counts as gone, and may be followed"
+    )
 
 
 class OutputConfig(Section):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from sparklm.config import CleaningConfig, DataConfig, SparkConfig
-from sparklm.errors import JobError, StoreAwayError, TrainingDivergedError, UserError
+from sparklm.errors import JobError, LostFolderError, StoreAwayError, TrainingDivergedError, UserError
 from sparklm.models.build import count_parameters
 from sparklm.placement.protocol import EpochWork, RunTasks, SessionFacts, TableRows
 from sparklm.progress.watcher import Watcher
@@ -222,7 +222,7 @@ class OnSpark:
             supervisor = Supervisor(run.folder, distributed.replicas, distributed.timeout_seconds, follower)
             try:
                 return attempt(supervisor), retries
-            except (TrainingDivergedError, StoreAwayError):
+            except (TrainingDivergedError, StoreAwayError, LostFolderError):
                 raise
             except JobError as error:
                 if follower is not None and follower.stop.is_asked:  # what is saved is the newest checkpoint
@@ -235,6 +235,7 @@ class OnSpark:
                         f"{reason}\nGave up after {retries} retries (distributed.max_retries). What was saved is good: "
                         "the same command goes on from it"
                     ) from error
+                run.check_owned()
                 self._log_lost_executors()
                 retries += 1
                 going_on = f"going on from step {latest_step(run.folder)}, retry {retries} of {distributed.max_retries}"
