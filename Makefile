@@ -4,6 +4,7 @@
 # make test-long   the long matrices: every loss of a process by every exchange; TIMES=10 repeats them
 # make test-matrix   the Spark, cluster and fault tests against every version of Spark; docs/spark-versions.md has the table
 # make faults  every case of a hostile world, the long ones too; renews the table in docs/reliability.md
+# make security   files that somebody else made: every byte flipped, every loader fuzzed for minutes; EXAMPLES=2000 of each
 # make bench   the quick benchmarks, as tables; WRITE=docs/benchmarks.md renews those there, NANOGPT=DIR and TEXT=FILE
 #     add nanoGPT from a checkout of yours
 # make lint    style and types       make format   put the style right       make docs   renew the tables in docs/
@@ -17,7 +18,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.
 # One torch thread in each process of the tests, or torch crawls.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: run test test-fast test-long test-matrix faults bench golden docs lint format setup clean
+.PHONY: run test test-fast test-long test-matrix faults security bench golden docs lint format setup clean
 
 run: $(VENV)/.installed
 	$(BIN)/sparklm train $(ARGS)
@@ -38,6 +39,10 @@ test-matrix: $(VENV)/.installed-dev
 
 faults: $(VENV)/.installed-dev $(HADOOP)/.installed
 	$(PYTEST) -n 2 --dist loadfile -m '' tests/hostile --reliability docs/reliability.md $(ARGS)
+
+security: $(VENV)/.installed-dev
+	SPARKLM_FUZZ_EXAMPLES=$(or $(EXAMPLES),500) $(PYTEST) -n 2 -m '' tests/hostile/test_zips.py tests/hostile/test_run_folders.py tests/hostile/test_config_files.py tests/hostile/test_every_byte.py tests/hostile/test_fuzz.py $(ARGS)
+	$(BIN)/python -m tests.hostile.guided all $(or $(SECONDS_EACH),20)
 
 # Alone on the machine, or the figures mean little.
 bench: BENCH = $(BIN)/python benchmarks/$(1).py $(2) $(if $(WRITE),--write $(WRITE))

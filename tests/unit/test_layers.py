@@ -11,7 +11,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src"
 # From the bottom up. A module may import from its own package and from layers below its own.
 LAYERS = (
-    ("cores", "errors", "redaction", "wording"),
+    ("config_reader", "cores", "errors", "redaction", "wording"),
     ("logs", "storage"),
     ("archive", "disk_cache"),
     ("models.registry", "training.optim", "training.schedule", "text.formats", "text.readers", "text.token_files"),
