@@ -9,7 +9,9 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import re
 import shlex
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -22,6 +24,7 @@ from sparklm.wording import listed
 
 _HEAD_OF_CONFIG = 256  # bytes, in which a run's config.json says what it is
 PIECE_BYTES = 4 * 1024 * 1024
+_ANY_DEPTH = re.compile(r"(?:^|(?<=/))\*\*(?:/|$)")  # in a glob: this folder and all below it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,11 @@ class Source:
     def is_packed(self) -> bool:
         """Whether it holds more text than bytes."""
         return self.compression != UNCOMPRESSED or FORMATS[self.format].is_packed
+
+    @property
+    def identity(self) -> str:
+        """What a file is, by whichever link it was found."""
+        return os.path.realpath(self.address) if split_url(self.address)[0] == "file" else self.address
 
 
 def list_sources(corpus: str, file_format: str = AUTO) -> list[Source]:
@@ -59,12 +67,13 @@ def gather_sources(places: Sequence[str], file_format: str = AUTO) -> tuple[list
     repeated: dict[str, None] = {}  # in the order in which they are found
     for place in places:
         for source in iterate_sources(place, file_format):
-            if source.address in found:
-                repeated[found[source.address].name] = None
+            identity = source.identity
+            if identity in found:
+                repeated[found[identity].name] = None
                 continue
             named = replace(source, name=_distinct_name(source, names))
             names.add(named.name)
-            found[source.address] = named
+            found[identity] = named
     notes = [f"named more than once, read once: {listed(list(repeated))}"] if repeated else []
     return list(found.values()), notes
 
@@ -160,21 +169,48 @@ def _list_local(path: str, file_format: str) -> Iterator[Source]:
                 f"{path} is a run of sparklm's, not text; --run {shlex.quote(path)} --resume goes on with it, "
                 f"--init-from {shlex.quote(path)} begins from its model"
             )
-        for folder, subfolders, names in os.walk(path, onerror=_refuse):
-            subfolders[:] = sorted(name for name in subfolders if not _is_own_output(os.path.join(folder, name)))
+        for folder, names in _walk_once(path):
             for name in sorted(names):
                 if _is_wanted(name, file_format):
                     yield _local_source(os.path.join(folder, name), path, file_format)
-    elif os.path.isfile(path):
+    elif os.path.exists(path):
         yield _local_source(path, os.path.dirname(path), file_format)
     elif glob.has_magic(path):
-        for match in sorted(glob.glob(path, recursive=True)):
-            if os.path.isfile(match):
+        for match in sorted(_glob_once(path)):
+            if not os.path.isdir(match):
                 yield _local_source(match, os.path.dirname(path.split("*")[0]), file_format)
     else:
         raise UserError(
             f"{path}: no such file or folder (looked for {os.path.abspath(path)}); without a path, the sample is used"
         )
+
+
+def _walk_once(path: str) -> Iterator[tuple[str, list[str]]]:
+    """A folder and all below it, with their files' names. Links are followed, after the folders that are no links, and
+    no folder is entered twice: links may go round in circles.
+    """
+    entered: set[str] = set()
+    for folder, subfolders, names in os.walk(path, onerror=_refuse, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in entered:
+            subfolders.clear()
+            continue
+        entered.add(real)
+        subfolders[:] = [name for name in subfolders if not _is_own_output(os.path.join(folder, name))]
+        subfolders.sort(key=lambda name: (os.path.islink(os.path.join(folder, name)), name))
+        yield folder, names
+
+
+def _glob_once(pattern: str) -> Iterator[str]:
+    """What a glob finds; below `**` no folder is entered twice."""
+    parts = _ANY_DEPTH.split(pattern, maxsplit=1)
+    if len(parts) == 1:
+        yield from glob.glob(pattern)
+        return
+    above, below = parts
+    for top in glob.glob(above) if above else ["."]:
+        for folder, _ in _walk_once(top):
+            yield from _glob_once(os.path.join(glob.escape(folder), below or "*"))
 
 
 def _is_own_output(folder: str) -> bool:
@@ -212,6 +248,8 @@ def _local_source(path: str, root: str, file_format: str) -> Source:
         status = os.stat(path)
     except OSError as error:
         _refuse(error)
+    if not stat.S_ISREG(status.st_mode):
+        raise UserError(f"{path} is no file but {_kind_of_special(status.st_mode)}; copy what it gives into a file")
     try:
         path.encode()
     except UnicodeEncodeError as error:
@@ -223,6 +261,11 @@ def _local_source(path: str, root: str, file_format: str) -> Source:
         num_bytes=status.st_size,
         modified=str(status.st_mtime_ns),
     )
+
+
+def _kind_of_special(mode: int) -> str:
+    kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
 
 
 def _source(file_format: str, *, name: str, address: str, num_bytes: int, modified: str) -> Source:
