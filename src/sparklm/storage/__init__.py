@@ -1,7 +1,8 @@
 """Files, wherever they are: one small interface over local disks, HDFS, S3 and memory.
 
 `Folder` (folder.py) names a place and reads and writes whole files in it. A file that can be seen is complete. A store
-that is away is waited for (retrying.py); its errors are a line (trouble.py). `LiveFile` (live.py) only informs.
+that is away is waited for (retrying.py); its errors are a line (trouble.py). `LiveFile` (live.py) only informs. What is
+no regular file is refused before it is read (regular.py).
 """
 
 from sparklm.storage.address import is_answering, new_run_name, split_url, store_of
@@ -9,6 +10,7 @@ from sparklm.storage.filesystems import open_filesystem, open_remote
 from sparklm.storage.folder import Folder, read_record, split_address
 from sparklm.storage.live import Aside, LiveFile, read_live
 from sparklm.storage.local import Buffer, hidden_path, write_local
+from sparklm.storage.regular import open_regular, require_regular_file
 from sparklm.storage.retrying import be_patient, current_patience, is_away, keep_trying, not_waiting, patience
 
 __all__ = [
@@ -25,10 +27,12 @@ __all__ = [
     "new_run_name",
     "not_waiting",
     "open_filesystem",
+    "open_regular",
     "open_remote",
     "patience",
     "read_live",
     "read_record",
+    "require_regular_file",
     "split_address",
     "split_url",
     "store_of",

@@ -25,6 +25,7 @@ from sparklm.redaction import hide_secrets
 from sparklm.storage.address import split_url
 from sparklm.storage.filesystems import open_filesystem, renames
 from sparklm.storage.local import Buffer, hidden_path, user_errors, write_local
+from sparklm.storage.regular import read_regular, require_size
 from sparklm.storage.retrying import keep_trying
 
 Record = TypeVar("Record", bound=BaseModel)
@@ -71,12 +72,21 @@ class Folder:
         """Read a file, or the bytes of it from `start` to `stop`. Raises FileNotFoundError when it is not there."""
         local = self.local_path(name)
         if local is not None:
-            with user_errors(local, "read", passing=FileNotFoundError), open(local, "rb") as file:
-                file.seek(start or 0)
-                return file.read(-1 if stop is None else stop - file.tell())
+            with user_errors(local, "read", passing=FileNotFoundError):
+                return read_regular(local, start or 0, stop)
         if start is not None and stop is not None and start >= stop:
             return b""
         return bytes(self._ask(name, lambda filesystem, path: filesystem.cat_file(path, start=start, end=stop)))
+
+    def read_small(self, name: str, most_bytes: int) -> bytes:
+        """Read a whole file that is never large; one that is is refused unread."""
+        local = self.local_path(name)
+        if local is not None:
+            with user_errors(local, "read", passing=FileNotFoundError):
+                return read_regular(local, most_bytes=most_bytes)
+        num_bytes = self._ask(name, lambda filesystem, path: filesystem.info(path)["size"])
+        require_size(hide_secrets(self.address(name)), int(num_bytes or 0), most_bytes)
+        return self.read_bytes(name)
 
     def write_bytes(self, name: str, data: bytes, durable: bool = True) -> None:
         """Write a whole file so that readers see either the old content or all of the new.
@@ -132,7 +142,7 @@ class Folder:
         """Read a JSON file; a damaged one is a user error."""
         try:
             return json.loads(self.read_bytes(name))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(
                 f"{self.address(name)} is not valid JSON ({error}); it was not written by sparklm or is damaged"
             ) from error

@@ -6,7 +6,7 @@ import contextlib
 import os
 import uuid
 from collections.abc import Iterator, Sequence
-from errno import EACCES, EEXIST, EISDIR, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM, EROFS
+from errno import EACCES, EEXIST, EISDIR, ELOOP, ENAMETOOLONG, ENODEV, ENOENT, ENOTDIR, ENXIO, EPERM, EROFS
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,7 +14,7 @@ from sparklm.errors import UserError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 # Errors of the operating system that mean a badly chosen place, rather than a machine in trouble.
-_BAD_PLACE = {EACCES, EPERM, EROFS, ENOTDIR, EISDIR, EEXIST, ENAMETOOLONG, ENOENT}
+_BAD_PLACE = {EACCES, EPERM, EROFS, ENOTDIR, EISDIR, EEXIST, ENAMETOOLONG, ENOENT, ELOOP, ENXIO, ENODEV}
 
 
 def hidden_path(path: Path) -> Path:
@@ -51,6 +51,8 @@ def user_errors(path: Path, doing: str, passing: type[OSError] | tuple[()] = ())
         if isinstance(error, passing) or error.errno not in _BAD_PLACE:
             raise
         raise UserError(f"{path} cannot be {doing}: {error.strerror}; choose another place") from error
+    except ValueError as error:  # a name that no file can have: NUL in it, or what is no character
+        raise UserError(f"{str(path)!r} cannot be {doing}: {error}; choose another place") from error
 
 
 def _sync_directory(path: Path) -> None:
