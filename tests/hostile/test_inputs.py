@@ -100,7 +100,7 @@ def test_a_file_that_is_linked_twice_is_read_once(tmp_path: Path) -> None:
     (tmp_path / "in/b.txt").symlink_to("a.txt")
     result = prepare(tmp_path, "in")
     assert (result.returncode, names_of(tmp_path)) == (0, ["a.txt"])
-    assert "read once: a.txt" in result.stderr
+    assert "read once: a.txt" in result.stdout
 
 
 def _make_pipe(path: Path) -> None:
@@ -148,7 +148,7 @@ def test_numbers_too_large_for_ids_are_text(tmp_path: Path, line: str, lost: Cal
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     result = prepare(tmp_path, "n.txt")
     assert result.returncode == 0, result.stderr
-    assert "n.txt holds numbers too large for token ids and is read as text" in result.stderr
+    assert "n.txt holds numbers too large for token ids and is read as text" in result.stdout
     manifest = manifest_of(tmp_path)
     assert manifest["vocab_size"] == 257
     assert manifest["counts"]["kept_bytes"] == (tmp_path / "n.txt").stat().st_size

@@ -167,7 +167,9 @@ def recognise_ids(sources: list[Source], data: DataConfig) -> tuple[list[Source]
     if form is None:
         return sources, "text", []
     if not is_known and needs_text(data.tokenizer) and not are_usual(head, form):
-        note = f"{first.name} holds numbers too large for token ids and is read as text; data.format=tokens says otherwise"
+        note = (
+            f"{first.name} holds numbers too large for token ids and is read as text; data.format=tokens says otherwise"
+        )
         return sources, "text", [note]
     if form == "word ids" and has_frequencies(head):
         raise UserError(

@@ -11,7 +11,7 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -193,7 +193,7 @@ def _read_csv(piece: Piece, text_column: str, counts: Counter[str]) -> Iterator[
             raise UserError(f"{piece.address} cannot be read as csv: {error}") from error
 
 
-def _refuse_loose_fields(more: list[str] | None, place: str, num_columns: int) -> None:
+def _refuse_loose_fields(more: Sequence[str] | None, place: str, num_columns: int) -> None:
     """Refuse a row that goes on beyond the header's columns: a comma without quotes has cut its text."""
     if more is not None and any(more):
         raise UserError(

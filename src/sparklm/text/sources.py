@@ -11,13 +11,12 @@ import hashlib
 import os
 import re
 import shlex
-import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from sparklm.errors import UserError
-from sparklm.storage import keep_trying, open_filesystem, split_url
+from sparklm.storage import keep_trying, open_filesystem, open_regular, require_regular_file, split_url
 from sparklm.text.formats import AUTO, FORMATS, PLAIN_TEXT, SAMPLE, sample_topics
 from sparklm.text.readers import COMPRESSIONS, UNCOMPRESSED, Piece
 from sparklm.wording import listed
@@ -223,9 +222,9 @@ def _is_own_output(folder: str) -> bool:
 def _is_run(folder: str) -> bool:
     """Whether a folder's config.json is that of a run, and not somebody else's."""
     try:
-        with open(os.path.join(folder, "config.json"), "rb") as file:
+        with open_regular(os.path.join(folder, "config.json")) as file:
             return b'"sparklm run ' in file.read(_HEAD_OF_CONFIG)
-    except OSError:
+    except (OSError, UserError):
         return False
 
 
@@ -245,11 +244,9 @@ def _is_wanted(name: str, file_format: str) -> bool:
 
 def _local_source(path: str, root: str, file_format: str) -> Source:
     try:
-        status = os.stat(path)
+        status = require_regular_file(path)
     except OSError as error:
         _refuse(error)
-    if not stat.S_ISREG(status.st_mode):
-        raise UserError(f"{path} is no file but {_kind_of_special(status.st_mode)}; copy what it gives into a file")
     try:
         path.encode()
     except UnicodeEncodeError as error:
@@ -261,11 +258,6 @@ def _local_source(path: str, root: str, file_format: str) -> Source:
         num_bytes=status.st_size,
         modified=str(status.st_mtime_ns),
     )
-
-
-def _kind_of_special(mode: int) -> str:
-    kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
-    return kinds.get(stat.S_IFMT(mode), "a device")
 
 
 def _source(file_format: str, *, name: str, address: str, num_bytes: int, modified: str) -> Source:
