@@ -5,8 +5,9 @@
 | ids        | `15496 995 13`, `15496,995,13`, `[15496, 995]`, over any lines      | the tokens, in order          |
 | word ids   | `hello,31373` or `hello<tab>31373 995` on every line                | the same, and the ids' names  |
 
-`detect_form` tells them from text by the first bytes, `are_usual` by how large they are. Ids are used as they are; what they mean is known from the
-tokenizer that made them, if the user names it, and otherwise by the words in the file, or by nothing but their number.
+`detect_form` tells them from text by the first bytes, `are_usual` by how large they are. Ids are used as they are; what
+they mean is known from the tokenizer that made them, if the user names it, and otherwise by the words in the file, or
+by nothing but their number.
 """
 
 from __future__ import annotations
