@@ -22,6 +22,7 @@ from sparklm.wording import listed
 
 ExchangeKind = Literal["storage", "collective"]
 MOST_REPLICAS = 4096
+MOST_THREADS = 1024
 ObjectiveKind = Literal["next_token", "last_token", "embedding", "last_embedding"]
 EMBEDDING_OBJECTIVES, LAST_OBJECTIVES = ("embedding", "last_embedding"), ("last_token", "last_embedding")
 
@@ -264,7 +265,9 @@ class TrainingConfig(Section):
     )
     keep_checkpoints: PositiveInt = Field(2, description="newest checkpoints kept")
     seed: Seed = Field(1337, description="decides initial weights, order and dropout")
-    threads: PositiveInt | None = Field(None, description="CPU threads of a replica; none = those its slot has")
+    threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | None = Field(
+        None, description="CPU threads of a replica; none = those its slot has"
+    )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="numbers in matrix products; weights stay fp32; auto = bf16 on a GPU that has it"
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from sparklm.errors import JobError, UserError
+from sparklm.errors import JobError, StoreAwayError, TrainingDivergedError, UserError
 from sparklm.logs import foreign_line, is_json
 from sparklm.spark.secrets import shown_properties, split_java_options
 
@@ -44,6 +45,7 @@ _JSON_PATTERN = (
     """{"time":"%d{yyyy-MM-dd'T'HH:mm:ss.SSS}{UTC}Z","level":"%p","logger":"%enc{%c}{JSON}","""
     """"message":"%enc{%m}{JSON}"}%n%ex{0}"""
 )
+_END_SECONDS = 0.5  # from a connection's end to that of the process behind it
 _LINES_KEPT = 20  # of what a JVM says at its start
 
 
@@ -100,16 +102,59 @@ def start_jvm(properties: Mapping[str, str], java_options: str, log_level: str) 
         for key, value in shown_properties(properties).items():
             conf.set(key, value)
         shown, secret = split_java_options(java_options)
+        nameless = _nameless_user()
+        if nameless is not None:
+            shown = f"-Duser.home={tempfile.gettempdir()} {shown}"
         conf.set(JAVA_OPTIONS, f"-Dlog4j2.configurationFile={logging_file} {shown}".strip())
         try:
             SparkContext._ensure_initialized(conf=conf)
             jvm: Any = SparkContext._jvm
+            if nameless is not None:
+                users = jvm.org.apache.hadoop.security.UserGroupInformation
+                users.setLoginUser(users.createRemoteUser(nameless))
             for name, value in secret.items():
                 jvm.java.lang.System.setProperty(name, value)
         except PySparkException as error:
             lines = [line.decode(errors="replace").strip() for line in said]
             reason = next((line for line in lines if re.match(r"Error|Exception|Caused by", line)), None)
             raise JobError(f"Spark's Java does not start: {reason or str(error).splitlines()[0]}") from error
+
+
+def _nameless_user() -> str | None:
+    """The number of a user without a name, as containers have them; None for others. Java and Hadoop want a name."""
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        return os.environ.get("HADOOP_USER_NAME", str(os.getuid()))
+    return None
+
+
+def has_ended() -> bool:
+    """Whether the driver's JVM is gone that this process has started."""
+    from pyspark import SparkContext
+
+    process = getattr(SparkContext._gateway, "proc", None)  # none where spark-submit has started it, or nobody
+    if process is None:
+        return False
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_END_SECONDS)
+    return process.poll() is not None
+
+
+@contextlib.contextmanager
+def telling_its_end() -> Iterator[None]:
+    """Say in one line that the JVM has ended, whichever call was the first to meet that."""
+    try:
+        yield
+    except (UserError, StoreAwayError, TrainingDivergedError):
+        raise
+    except Exception as error:
+        if not has_ended():
+            raise
+        raise JobError(
+            "Spark's Java has ended: it was killed, or found no memory or threads. What was saved is good: the same "
+            "command goes on from it"
+        ) from error
 
 
 def set_log_level(level: str) -> None:

@@ -25,9 +25,13 @@ from sparklm.spark.reach import interruptibly
 from sparklm.spark.submitted import is_submitted, spark_settings
 from sparklm.spark.yarn import YARN_TAGS, check_yarn, following_yarn
 from sparklm.storage import Folder
+from sparklm.threads import require_threads
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# Of a driver with its workers: 85 were counted on two cores, and with fewer it hangs.
+_JVM_THREADS, _JVM_THREADS_PER_CORE = 90, 5
 
 
 def check_start(spark: SparkConfig) -> None:
@@ -38,6 +42,7 @@ def check_start(spark: SparkConfig) -> None:
         return
     if is_submitted():  # which has looked for all of it
         return
+    require_threads(_JVM_THREADS + _JVM_THREADS_PER_CORE * (os.cpu_count() or 1), "Spark", "use --master none")
     check_java()
     home = judge_spark_home(os.environ.get("SPARK_HOME"), pyspark_version())
     if home.status == "problem":

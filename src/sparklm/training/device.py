@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Literal
 import psutil
 import torch
 
+from sparklm.config.tree import MOST_THREADS
 from sparklm.errors import UserError
+from sparklm.threads import require_threads
 
 if TYPE_CHECKING:
     from sparklm.config import Config
@@ -77,12 +79,16 @@ def replica_threads(config: Config, placement: Placement) -> int:
     if config.training.threads is not None:
         return config.training.threads
     from_environment = os.environ.get("OMP_NUM_THREADS", "")
-    is_set = from_environment.isdecimal() and from_environment != "0"
-    return int(from_environment) if is_set else placement.default_threads(config.distributed.replicas)
+    if not from_environment.isdecimal() or from_environment == "0":
+        return placement.default_threads(config.distributed.replicas)
+    if len(from_environment) > len(str(MOST_THREADS)) or int(from_environment) > MOST_THREADS:
+        raise UserError(f"OMP_NUM_THREADS={from_environment} is more than {MOST_THREADS} threads; set fewer, or none")
+    return int(from_environment)
 
 
 def use_threads(threads: int) -> None:
     """Set how many CPU threads torch uses, whatever the environment of this process says."""
+    require_threads(threads - 1, f"training.threads={threads}", "set fewer")
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
 
