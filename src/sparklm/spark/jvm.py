@@ -200,7 +200,8 @@ def _without_harmless_warnings(said: deque[bytes]) -> Iterator[None]:
             for line in lines:
                 said.append(line)
                 if _HARMLESS not in line:
-                    errors.write(foreign_line(line))
+                    with contextlib.suppress(OSError):  # a stream that is full or closed
+                        errors.write(foreign_line(line))
 
     threading.Thread(target=forward, daemon=True).start()
     sys.stderr.flush()

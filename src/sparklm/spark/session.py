@@ -30,8 +30,8 @@ from sparklm.threads import require_threads
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Of a driver with its workers: 85 were counted on two cores, and with fewer it hangs.
-_JVM_THREADS, _JVM_THREADS_PER_CORE = 90, 5
+# Of a driver with its workers: up to 115 were seen on two cores, and with fewer than it wants it hangs.
+_JVM_THREADS, _JVM_THREADS_PER_CORE = 150, 5
 
 
 def check_start(spark: SparkConfig) -> None:
