@@ -65,12 +65,14 @@ def check_java() -> str:
     except (OSError, subprocess.SubprocessError) as error:
         raise UserError(f"Java does not start ({java} -version: {error}). {_WITHOUT_JAVA}") from error
     version = re.search(r'version "(?:1\.)?(\d+)', output)
-    if version is not None and int(version[1]) < oldest:
+    if version is None:
+        raise UserError(f"{java} is no Java: {java} -version tells none. Point JAVA_HOME at one. {_WITHOUT_JAVA}")
+    if int(version[1]) < oldest:
         raise UserError(
             f"Spark needs Java {oldest} or newer, but {java} is Java {version[1]}. Install a newer one, or point "
             f"JAVA_HOME at it. {_WITHOUT_JAVA}"
         )
-    return version[1] if version is not None else "of unknown version"
+    return version[1]
 
 
 @cache

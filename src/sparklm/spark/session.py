@@ -44,11 +44,26 @@ def check_start(spark: SparkConfig) -> None:
         return
     require_threads(_JVM_THREADS + _JVM_THREADS_PER_CORE * (os.cpu_count() or 1), "Spark", "use --master none")
     check_java()
+    _check_scratch(os.environ.get("SPARK_LOCAL_DIRS") or spark.properties.get("spark.local.dir", ""))
     home = judge_spark_home(os.environ.get("SPARK_HOME"), pyspark_version())
     if home.status == "problem":
         raise UserError(f"{home.seen}; {home.remedy}")
     if spark.master == "yarn":
         check_yarn()
+
+
+def _check_scratch(places: str) -> None:
+    """Refuse scratch folders of which none can be used: Spark tries them for a minute, and ends its Java."""
+    reason = None
+    for place in filter(None, places.split(",")):
+        try:
+            os.makedirs(place, exist_ok=True)
+        except OSError as error:
+            reason = f"spark.local.dir {place} cannot be written: {error.strerror}"
+            continue
+        return
+    if reason is not None:
+        raise UserError(f"{reason}; choose another place with --set spark.local.dir=FOLDER")
 
 
 def is_running(spark: SparkConfig) -> bool:
