@@ -84,7 +84,7 @@ def main() -> None:
     sys.excepthook = _print_without_secrets
     prepare_streams()
     try:
-        _require_folder()
+        _check_surroundings()
         code = app(prog_name="sparklm", standalone_mode=False)
         sys.stdout.flush()
         sys.exit(code)
@@ -104,8 +104,13 @@ def main() -> None:
         sys.exit(1)
 
 
-def _require_folder() -> None:
-    """Refuse a working directory that is gone: libraries end the process without a word of it."""
+def _check_surroundings() -> None:
+    """Refuse what no command can work with: arguments that are no text, and a working directory that is gone."""
+    for argument in sys.argv[1:]:
+        try:
+            argument.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"the argument {argument!r} is not valid UTF-8; write it in UTF-8") from error
     try:
         os.getcwd()
     except OSError as error:
