@@ -4,6 +4,8 @@
 # make test-long   the long matrices: every loss of a process by every exchange; TIMES=10 repeats them
 # make test-matrix   the Spark, cluster and fault tests against every version of Spark; docs/spark-versions.md has the table
 # make faults  every case of a hostile world, the long ones too; renews the table in docs/reliability.md
+# make bench   the quick benchmarks, as tables; WRITE=docs/benchmarks.md renews those there, NANOGPT=DIR and TEXT=FILE
+#     add nanoGPT from a checkout of yours
 # make lint    style and types       make format   put the style right       make docs   renew the tables in docs/
 # make golden  hashes of a matrix of trainings; COMPARE=before.txt compares them with earlier ones
 PYTHON ?= python3
@@ -15,7 +17,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.
 # One torch thread in each process of the tests, or torch crawls.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: run test test-fast test-long test-matrix faults golden docs lint format setup clean
+.PHONY: run test test-fast test-long test-matrix faults bench golden docs lint format setup clean
 
 run: $(VENV)/.installed
 	$(BIN)/sparklm train $(ARGS)
@@ -36,6 +38,14 @@ test-matrix: $(VENV)/.installed-dev
 
 faults: $(VENV)/.installed-dev $(HADOOP)/.installed
 	$(PYTEST) -n 2 --dist loadfile -m '' tests/hostile --reliability docs/reliability.md $(ARGS)
+
+# Alone on the machine, or the figures mean little.
+bench: BENCH = $(BIN)/python benchmarks/$(1).py $(2) $(if $(WRITE),--write $(WRITE))
+bench: $(VENV)/.installed-dev
+	$(call BENCH,steps)
+	$(call BENCH,busy)
+	if command -v mvn >/dev/null; then $(call BENCH,dl4j); else echo "no Maven: not compared with Deeplearning4j"; fi
+	$(if $(NANOGPT),$(call BENCH,nanogpt,$(TEXT) --nanogpt $(NANOGPT)))
 
 golden: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.golden $(if $(COMPARE),--compare $(COMPARE))

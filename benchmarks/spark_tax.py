@@ -48,8 +48,9 @@ from scaling import BYTES_PER_NUMBER, Cost, Measured, fit_cost
 from sparklm import job
 from sparklm.config import Config, DataConfig, SparkConfig
 from sparklm.config.resolve import resolve
+from sparklm.cores import usable_cores
 from sparklm.models.build import count_parameters
-from sparklm.placement.in_process import InProcess, usable_cores
+from sparklm.placement.in_process import InProcess
 from sparklm.placement.protocol import RunTasks
 from sparklm.placement.start import Start, running
 from sparklm.progress.watcher import Watcher

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from sparklm.baseline import Baseline, measure_baseline
 from sparklm.config import Config
+from sparklm.cores import OtherLoad
 from sparklm.embeddings.files import EMBEDDINGS, WORD2VEC_ROUNDS
 from sparklm.embeddings.make import make_embeddings, write_embeddings
 from sparklm.errors import UserError
@@ -44,7 +45,7 @@ from sparklm.text.tokenizer_kinds import make_tokenizer
 from sparklm.text.validation import describe_validation
 from sparklm.text.windows import WindowPlan
 from sparklm.training.checkpoint.commit import CHECKPOINTS, latest_step
-from sparklm.training.device import OtherLoad, choose_device, replica_threads
+from sparklm.training.device import choose_device, replica_threads
 from sparklm.training.evaluations import EvaluationPlan
 from sparklm.training.extend import LENGTH_KEYS, longer_run, make_longer
 from sparklm.training.fit import fit
@@ -124,7 +125,7 @@ def train(
             dataset = _reopen(run, placement, resume)
             plan = make_plan(run.config, dataset)
         if run.threads > 1 and _is_here(config):
-            _warn_of_load(load.read(), run.threads, watcher)
+            _warn_of_load(load.read(), watcher)
         identified = identify(run=run.run_id)
         with exporting(run, watcher.warn) as exporters:
             minutes = run.config.plan.minutes if found is None else None
@@ -479,12 +480,11 @@ def _replicas(config: Config) -> str:
     return f", {distributed.replicas} replicas that sync {when} ({distributed.strategy})"
 
 
-def _warn_of_load(busy_cores: float, threads: int, watcher: Watcher) -> None:
-    """Say that others want the cores: threads of torch that wait for each other then take very long."""
+def _warn_of_load(busy_cores: float, watcher: Watcher) -> None:
+    """Say that others want the cores: steps take longer, and an estimate of the time is too short."""
     if busy_cores >= _BUSY_CORES:
         watcher.warn(
-            f"other programs keep {busy_cores:.1f} of {os.cpu_count()} cores busy: steps with {threads} threads may "
-            "take many times as long; set OMP_WAIT_POLICY=PASSIVE in the environment, or training.threads=1"
+            f"other programs keep {busy_cores:.1f} of {os.cpu_count()} cores busy: steps take longer than they might"
         )
 
 

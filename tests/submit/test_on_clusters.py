@@ -125,10 +125,10 @@ def train(corpus: str, run: str) -> list[str]:
     return ["train", corpus, "--run", run, *(part for setting in SETTINGS for part in ("--set", setting))]
 
 
-def kill_during(process: subprocess.Popen[str], run: Path) -> None:
+def kill_during(process: subprocess.Popen[str], run: Folder) -> None:
     """Kill an executor once some steps are done."""
     deadline = time.monotonic() + SECONDS
-    while latest_step(Folder(str(run))) < KILL_AT_STEP:
+    while latest_step(run) < KILL_AT_STEP:
         assert process.poll() is None, end(process)
         assert time.monotonic() < deadline, "it does not train"
         time.sleep(0.02)
@@ -154,7 +154,7 @@ def test_standalone_in_cluster_mode_with_a_killed_executor(
     options = ("--target", "standalone", "--option", f"master={standalone}", "--deploy-mode", "cluster")
     options += ("--env", f"SPARKLM_NODE_PYTHON={node_python}", *without_options(), "--fetch", str(tmp_path / "home"))
     process = start_submit(options, SMALL, *train(f"file://{corpus_file}", f"file://{tmp_path}/run"))
-    kill_during(process, tmp_path / "run")
+    kill_during(process, Folder(str(tmp_path / "run")))
     code, output, errors = end(process)
     assert code == 0, errors
     assert (tmp_path / "home" / "model.zip").read_bytes() == expected
@@ -173,7 +173,7 @@ def test_yarn_in_cluster_mode_with_a_killed_executor(
     options += ("--env", f"SPARKLM_NODE_PYTHON={node_python}", *without_options(), "--fetch", str(tmp_path / "home"))
     command = train(f"file://{corpus_file}", f"file://{tmp_path}/run")
     process = start_submit(options, ON_YARN, *command, variables=variables)
-    kill_during(process, tmp_path / "run")
+    kill_during(process, Folder(str(tmp_path / "run")))
     code, output, errors = end(process)
     assert code == 0, errors
     assert (tmp_path / "home" / "model.zip").read_bytes() == expected
@@ -214,16 +214,80 @@ def test_yarn_in_client_mode(
 def test_yarn_with_everything_on_hdfs(
     yarn: Hadoop, node_python: Path, corpus_file: Path, tmp_path: Path, expected: bytes, mode: str
 ) -> None:
-    """Corpus, run, archive and Spark's jars; the model is brought home."""
+    """Corpus, run, archive and Spark's jars; an executor is killed, and the model is brought home."""
     pytest.importorskip("hdfs_native")
     Folder(f"{yarn.uri}/data").write_bytes("corpus.txt", corpus_file.read_bytes())
     options = ("--target", "yarn", "--deploy-mode", mode, "--fetch", str(tmp_path / "home"), *without_options())
     options += ("--env", f"SPARKLM_NODE_PYTHON={node_python}")
     command = train(f"{yarn.uri}/data/corpus.txt", f"{yarn.uri}/runs/{mode}")
-    code, _, errors = end(start_submit(options, ON_YARN, *command, variables={"HADOOP_CONF_DIR": str(yarn.conf)}))
+    process = start_submit(options, ON_YARN, *command, variables={"HADOOP_CONF_DIR": str(yarn.conf)})
+    kill_during(process, Folder(f"{yarn.uri}/runs/{mode}"))
+    code, _, errors = end(process)
     assert code == 0, errors
     assert (tmp_path / "home" / "model.zip").read_bytes() == expected
     assert any(name.startswith("spark-jars-") for name in Folder(f"{yarn.uri}/runs/.sparklm").names())
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("archive") / "env.tar.gz"
+    command = [sys.executable, "-m", "sparklm", "pack", "--out", str(file), *without_options()]
+    subprocess.run(command, capture_output=True, timeout=SECONDS, check=True)
+    return file
+
+
+def start_spark_submit(
+    options: tuple[str, ...], conf: tuple[str, ...], archive: Path, node_python: Path, *command: str, **variables: str
+) -> subprocess.Popen[str]:
+    """As docs/clusters.md has it: nothing but Spark's own script, the archive and the entry."""
+    entry = subprocess.run(
+        [sys.executable, "-m", "sparklm", "submit", "--entry"], capture_output=True, text=True, timeout=60, check=True
+    )
+    conf += ("spark.pyspark.python=./environment/bin/python", f"spark.pyspark.driver.python={sys.executable}")
+    conf += tuple(
+        f"{where}.SPARKLM_NODE_PYTHON={node_python}" for where in ("spark.executorEnv", "spark.yarn.appMasterEnv")
+    )
+    call = [f"{spark_home()}/bin/spark-submit", *options, "--archives", f"{archive}#environment"]
+    call += [part for setting in conf for part in ("--conf", setting)]
+    return subprocess.Popen(
+        [*call, entry.stdout.strip(), *command],
+        env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.long
+def test_plain_spark_submit_on_bare_workers(
+    standalone: str, node_python: Path, archive: Path, corpus_file: Path, tmp_path: Path, expected: bytes
+) -> None:
+    command = train(str(corpus_file), str(tmp_path / "run"))
+    process = start_spark_submit(("--master", standalone), SMALL, archive, node_python, *command)
+    kill_during(process, Folder(str(tmp_path / "run")))
+    code, output, errors = end(process)
+    assert code == 0, errors
+    assert "validation loss" in output
+    assert (tmp_path / "run" / "model.zip").read_bytes() == expected
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["client", "cluster"])
+def test_plain_spark_submit_on_yarn_with_everything_on_hdfs(
+    yarn: Hadoop, node_python: Path, archive: Path, corpus_file: Path, tmp_path: Path, expected: bytes, mode: str
+) -> None:
+    pytest.importorskip("hdfs_native")
+    Folder(f"{yarn.uri}/data").write_bytes("corpus.txt", corpus_file.read_bytes())
+    options = ("--master", "yarn", "--deploy-mode", mode)
+    conf = (*ON_YARN, f"spark.yarn.jars=local:{spark_home()}/jars/*")
+    run = Folder(f"{yarn.uri}/runs/plain-{mode}")
+    command = train(f"{yarn.uri}/data/corpus.txt", run.url)
+    process = start_spark_submit(options, conf, archive, node_python, *command, HADOOP_CONF_DIR=str(yarn.conf))
+    kill_during(process, run)
+    code, _, errors = end(process)
+    assert code == 0, errors
+    assert run.read_bytes("model.zip") == expected
 
 
 @pytest.mark.long

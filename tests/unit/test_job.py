@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from sparklm.cores import OtherLoad
 from sparklm.errors import UserError
 from sparklm.storage import Folder
 from sparklm.text.shards import open_dataset
 from sparklm.training.checkpoint.commit import latest_step
-from sparklm.training.device import OtherLoad
 from sparklm.training.replica import Replica
 from sparklm.training.run import read_run
 from tests.conftest import SENTENCES, RecordingWatcher, run_job, tiny_config

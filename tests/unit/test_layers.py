@@ -12,7 +12,8 @@ SOURCE = Path(__file__).parents[2] / "src"
 # From the bottom up. A module may import from its own package and from layers below its own.
 LAYERS = (
     ("errors", "redaction", "wording"),
-    ("logs", "storage", "threads"),
+    ("threads",),
+    ("cores", "logs", "storage"),
     ("archive", "disk_cache"),
     ("models.registry", "training.optim", "training.schedule", "text.formats", "text.readers", "text.token_files"),
     ("config",),

@@ -28,7 +28,9 @@ class ModelConfig(Section):
     width: Size = Field(128, description="size of the hidden vectors")
     num_heads: Size | None = Field(None, description="attention heads; none = at least 4, of size 64 or less")
     num_kv_heads: Size | None = Field(None, description="heads of keys and values; none = num_heads")
-    head_size: Size | None = Field(None, description="size of one head; none = width / num_heads")
+    head_size: Annotated[int, Field(ge=1, le=4096)] | None = Field(
+        None, description="size of one head; none = width / num_heads"
+    )
     feedforward_size: Size | None = Field(None, description="inner size of feed-forward; none = 8/3 width")
     context_length: WindowSize | None = Field(None, description="longest input; none = data.window_size")
     embedding_size: Size | None = Field(

@@ -56,8 +56,8 @@ class DataConfig(Section):
         None, description="BPE entries; none = from the corpus size"
     )
     window_size: WindowSize = Field(128, description="tokens a model sees at once")
-    stride: WindowSize | None = Field(None, description="tokens between window starts; none = window_size")
-    overlap: Annotated[int, Field(ge=0, lt=2**30)] | None = Field(
+    stride: PositiveInt | None = Field(None, description="tokens between window starts; none = window_size")
+    overlap: Annotated[int, Field(ge=0, lt=2**20)] | None = Field(
         None, description="tokens neighbouring windows share, instead of stride"
     )
     format: NonEmptyText = Field(
@@ -226,7 +226,8 @@ class TrainingConfig(Section):
         f"{_by_optimizer('learning_rate')}",
     )
     embedding_rate: Rate = Field(
-        7.5, description="muon: highest rate of the embedding, in learning rates, at a width of 768"
+        7.5,
+        description="muon: highest rate of the embedding, in learning rates, at a width of 768 and 16,384 token ids",
     )
     output_rate: Rate = Field(
         0.2, description="muon: highest rate of the output layer, in learning rates, at a width of 768"

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sparklm.cores import share_cores
 from sparklm.inference.prompts import encode_prompt
 from sparklm.inference.sampling import Sampling, choose_tokens
 from sparklm.models.cache import Cache
@@ -92,6 +93,7 @@ def generate_rows(
     seeds: Sequence[int],
 ) -> Iterator[tuple[int, int]]:
     """Go on from several prompts at once: a row and its next token, until each document ends or has enough."""
+    share_cores()
     end_of_text = trained.tokenizer.end_of_text
     rows = [
         _Row(number=number, tokens=list(prompt), most=len(prompt) + max_new_tokens, seed=seed)

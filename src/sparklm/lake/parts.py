@@ -14,12 +14,13 @@ from typing import Any, BinaryIO
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from sparklm.cores import use_threads
 from sparklm.models.local_copy import open_local
 from sparklm.models.model_zip import TrainedModel
 from sparklm.storage import Folder, open_remote
 from sparklm.text.formats import read_chunks
 from sparklm.text.readers import Piece, make_chunk
-from sparklm.training.device import choose_device, use_threads
+from sparklm.training.device import choose_device
 
 ROWS = "_rows"  # a folder of the output while it is made: the rows of a table as they were
 _ABOUT = b"sparklm"  # in a file's metadata: what it is

@@ -10,13 +10,13 @@ from queue import Empty, SimpleQueue
 import torch
 
 from sparklm.config import CleaningConfig, DataConfig
+from sparklm.cores import usable_cores, use_threads
 from sparklm.errors import UserError
 from sparklm.placement.protocol import EpochWork, SessionFacts, TableRows
 from sparklm.progress.watcher import Watcher
 from sparklm.storage import Folder
 from sparklm.text.corpus import Corpus, corpus_name
 from sparklm.text.encode import ShardRequest, find_duplicates_here
-from sparklm.training.device import use_threads
 from sparklm.training.evaluations import EvaluationListener, OnEvaluation
 from sparklm.training.metrics import ClusterFigures
 from sparklm.training.phases import StepProgress
@@ -171,8 +171,3 @@ def in_threads(work: Callable[[str], str], orders: Sequence[str], num_threads: i
         raise
     finally:
         is_over.set()
-
-
-def usable_cores() -> int:
-    """The number of cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

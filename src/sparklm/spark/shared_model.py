@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparklm.cores import use_threads
 from sparklm.models.local_copy import find_zip, open_local
 from sparklm.models.model_zip import TrainedModel
 from sparklm.spark.cluster import is_one_process
 from sparklm.spark.engine import is_connect, is_spark_3
 from sparklm.storage import split_address
-from sparklm.training.device import use_threads
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

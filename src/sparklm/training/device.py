@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 import psutil
@@ -13,13 +12,10 @@ import torch
 
 from sparklm.config.tree import MOST_THREADS
 from sparklm.errors import UserError
-from sparklm.threads import require_threads
 
 if TYPE_CHECKING:
     from sparklm.config import Config
     from sparklm.placement.protocol import Placement
-
-_SHORTEST_LOAD_SECONDS = 0.5  # below, a moment's work would look like a load
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -86,37 +82,6 @@ def replica_threads(config: Config, placement: Placement) -> int:
     return int(from_environment)
 
 
-def use_threads(threads: int) -> None:
-    """Set how many CPU threads torch uses, whatever the environment of this process says."""
-    require_threads(threads - 1, f"training.threads={threads}", "set fewer")
-    if torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)
-
-
 def resident_bytes() -> int:
     """Memory that this process holds now."""
     return int(psutil.Process(os.getpid()).memory_info().rss)
-
-
-class OtherLoad:
-    """Measures how many cores other programs keep busy, from when it is made."""
-
-    def __init__(self) -> None:
-        self._began = _cpu_seconds()
-
-    def read(self) -> float:
-        """The cores, on average."""
-        seconds, busy, own = (now - then for now, then in zip(_cpu_seconds(), self._began, strict=True))
-        return max(0.0, busy - own) / seconds if seconds > _SHORTEST_LOAD_SECONDS else 0.0
-
-
-def _cpu_seconds() -> tuple[float, float, float]:
-    """The clock, and the CPU time so far of everything and of this process with all that it started."""
-    own, machine, process = 0.0, psutil.cpu_times(), psutil.Process()
-    times = process.cpu_times()
-    own += times.children_user + times.children_system  # of those that have ended
-    for each in (process, *process.children(recursive=True)):
-        with suppress(psutil.Error):
-            times = each.cpu_times()
-            own += times.user + times.system
-    return time.monotonic(), machine.user + machine.nice + machine.system, own

@@ -24,12 +24,13 @@ from sparklm.spark.doctor.findings import (
     judge_gpus,
     judge_hosts,
     judge_interpreters,
+    judge_load,
     judge_memory,
     judge_packages,
     judge_scratch,
     judge_threads,
 )
-from sparklm.spark.doctor.probe import machine_name, scratch_problem
+from sparklm.spark.doctor.probe import busy_cores, machine_name, scratch_problem
 from sparklm.spark.doctor.versions import judge_probe, judge_spark_home, judge_start, judge_versions
 from sparklm.storage import Folder
 from tests.conftest import tiny_config
@@ -52,6 +53,15 @@ def process(host: str = "node1", **changes: object) -> ProcessFacts:
         process_bytes=GIB // 2,
     )
     return facts.model_copy(update=changes)
+
+
+def test_a_machine_is_busy_when_even_its_quietest_moment_was() -> None:
+    assert judge_load([process(busy_cores=None)]).seen == "not known here"
+    quiet = [process("a", busy_cores=3.0), process("a", busy_cores=0.1), process("b", busy_cores=0.0)]
+    assert judge_load(quiet).status == "ok"
+    found = judge_load([*quiet, process("c", busy_cores=1.25)])
+    assert (found.status, found.seen) == ("warning", "other programs keep busy: c: 1.2 of 4 cores")
+    assert 0.0 <= (busy_cores(0.05) or 0.0) < 1000.0
 
 
 def cluster(*hosts: str, slots: int = 2, driver: str = "10.0.0.1", **properties: str) -> ClusterFacts:
@@ -298,7 +308,7 @@ def test_without_spark_this_process_is_examined(tmp_path: Path) -> None:
     names = [finding.name for finding in findings]
     assert names == [
         *("Python", "sparklm", "torch", "pyarrow", "pandas", "numpy"),
-        *("hosts", "memory", "threads", "run folder", "scratch", "GPUs"),
+        *("hosts", "memory", "threads", "load", "run folder", "scratch", "GPUs"),
     ]
     assert not [finding for finding in findings if finding.status == "problem"]
     assert list(tmp_path.iterdir()) == []

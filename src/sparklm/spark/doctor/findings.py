@@ -20,6 +20,7 @@ from sparklm.training.sync.choose import choose_exchange
 from sparklm.wording import count, size
 
 _MOST_CLOCK_SECONDS = 5.0
+_BUSY_CORES = 0.5  # from where on other programs are worth a word
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class ProcessFacts(BaseModel):
     versions: dict[str, str]
     missing: dict[str, str]
     cores: int
+    busy_cores: float | None = None  # by other programs
     memory_bytes: int
     available_bytes: int | None
     clock: float
@@ -145,6 +147,22 @@ def judge_threads(threads: int, replicas: int, cores: int) -> Finding:
     if threads == fitting or 1 < threads < fitting:
         return Finding("threads", "ok", seen)
     return Finding("threads", "warning", seen, f"use --set training.threads={fitting}")
+
+
+def judge_load(processes: Sequence[ProcessFacts]) -> Finding:
+    """Other programs must leave the cores to the job. Of several looks at one machine, the quietest counts."""
+    looks: dict[str, list[ProcessFacts]] = {}
+    for process in processes:
+        if process.busy_cores is not None:
+            looks.setdefault(process.host, []).append(process)
+    quietest = [min(of_host, key=lambda process: process.busy_cores or 0.0) for of_host in looks.values()]
+    busy = [process for process in quietest if (process.busy_cores or 0.0) >= _BUSY_CORES]
+    if not busy:
+        return Finding("load", "ok", "no other programs at work" if quietest else "not known here")
+    seen = _by_host((process.host, f"{process.busy_cores:.1f} of {count(process.cores, 'core')}") for process in busy)
+    return Finding(
+        "load", "warning", f"other programs keep busy: {seen}", "wait until they end, or expect longer steps"
+    )
 
 
 def judge_exchange(config: Config, cluster: ClusterFacts, num_parameters: int, threads: int) -> list[Finding]:

@@ -43,6 +43,22 @@ def scratch_problem() -> str:
     return ""
 
 
+def busy_cores(seconds: float = 0.5) -> float | None:
+    """How many cores this machine's programs keep busy while this process sleeps; None where nothing tells."""
+
+    def read() -> tuple[float, float]:
+        with open("/proc/stat") as file:
+            ticks = [int(number) for number in file.readline().split()[1:]]
+        return time.monotonic(), (sum(ticks[:3]) + sum(ticks[5:8])) / os.sysconf("SC_CLK_TCK")
+
+    if not os.path.exists("/proc/stat"):
+        return None
+    began, busy_before = read()
+    time.sleep(seconds)
+    ended, busy_after = read()
+    return (busy_after - busy_before) / (ended - began)
+
+
 def look_around(driver_host: str = "127.0.0.1") -> str:
     """Which Python this is, what it can import, how large that made it, and what its machine has."""
     import importlib
@@ -69,6 +85,7 @@ def look_around(driver_host: str = "127.0.0.1") -> str:
         "python": platform.python_version(),
         "versions": versions,
         "missing": missing,
+        "busy_cores": busy_cores(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "available_bytes": None,

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import OrderedDict
 
+from sparklm.cores import use_threads
 from sparklm.storage import Folder
 from sparklm.training.checkpoint.commit import Commit, ReplicaFiles, step_folder
 from sparklm.training.checkpoint.files import (
@@ -22,7 +23,6 @@ from sparklm.training.checkpoint.files import (
     save_record,
     save_tensors,
 )
-from sparklm.training.device import use_threads
 from sparklm.training.epoch_log import EpochSnapshot
 from sparklm.training.replica import Replica
 from sparklm.training.run import Run
