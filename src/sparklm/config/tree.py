@@ -262,7 +262,7 @@ class TrainingConfig(Section):
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None, description="decay of the moving average of weights that becomes the model; none = the last weights do"
     )
-    gradient_clip: Annotated[float, Field(gt=0)] | None = Field(
+    gradient_clip: Annotated[float, Field(gt=0, le=1e18)] | None = Field(
         1.0, description="largest gradient norm; none = no limit"
     )
     evaluate_every: Annotated[int, Field(ge=0, le=2**40)] | None = Field(
@@ -390,7 +390,9 @@ class Word2VecConfig(Section):
     )
     negatives: Annotated[int, Field(ge=1, le=1024)] = Field(5, description="noise tokens for each pair")
     epochs: PositiveInt = Field(5, description="times the tokens are read")
-    subsample: Annotated[float, Field(ge=0)] = Field(1e-3, description="frequency from which tokens are thinned out")
+    subsample: Annotated[float, Field(ge=0, le=1)] = Field(
+        1e-3, description="frequency from which tokens are thinned out"
+    )
     min_count: PositiveInt = Field(5, description="rarer tokens are left out and get the mean vector")
     learning_rate: Rate = Field(0.02, description="at the start; falls in a straight line")
     parts: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] | None = Field(
@@ -413,7 +415,7 @@ class GenerationConfig(Section):
         None, description="what the text starts with; none = the first words of a sentence of validation text"
     )
     max_new_tokens: WindowSize = Field(120, description="tokens to add")
-    temperature: Annotated[float, Field(ge=0)] = Field(0.7, description="0 = always the likeliest token")
+    temperature: Annotated[float, Field(ge=0, le=1e6)] = Field(0.7, description="0 = always the likeliest token")
     top_k: PositiveInt | None = Field(50, description="choose among this many likeliest tokens")
     top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None, description="choose among the likeliest with this total"
