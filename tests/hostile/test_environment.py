@@ -23,7 +23,7 @@ from tests.conftest import SENTENCES, TINY
 from tests.hostile.cases import case
 
 pytestmark = pytest.mark.process
-TIMEOUT_SECONDS = 120
+TIMEOUT_SECONDS = 250
 NO_NAME = 54321  # a user's number that has no name
 TRAIN = ("train", "a.txt", "--run", "run", "--master", "none", "--set", "training.max_steps=2")
 LOCAL = ("train", "a.txt", "--run", "run", "--master", "local[2]", "--set", "training.max_steps=2")
