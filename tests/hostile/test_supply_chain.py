@@ -24,7 +24,7 @@ def test_everything_that_is_required_is_pinned() -> None:
     pins = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     missing = required_distributions().keys() - set(map(canonicalize_name, pins))
     ours = {name for name in missing if OF_GPUS.match(name) is None}
-    assert ours <= {"setuptools"}
+    assert ours <= {"setuptools", "triton"}  # torch itself pins the latter
 
 
 @pytest.mark.long
