@@ -6,6 +6,7 @@ Java is looked for before anything else happens, because Spark's own error for a
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import pwd
 import re
@@ -141,6 +142,20 @@ def has_ended() -> bool:
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_END_SECONDS)
     return process.poll() is not None
+
+
+def hush_its_end() -> None:
+    """Keep PySpark and py4j from printing stacks of connections that a JVM took with it: the job says it in a line."""
+    from pyspark import SparkContext
+
+    logging.getLogger().addFilter(_is_no_lost_call)
+    server = getattr(SparkContext._active_spark_context, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda request, address: None
+
+
+def _is_no_lost_call(record: logging.LogRecord) -> bool:
+    return record.msg != "Exception while sending command."
 
 
 @contextlib.contextmanager

@@ -20,7 +20,15 @@ from sparklm.errors import JobError, UserError
 from sparklm.redaction import SECRET_IN_ADDRESS, SECRET_WORDS
 from sparklm.spark.connect import check_packages, open_session
 from sparklm.spark.doctor.versions import judge_spark_home, pyspark_version
-from sparklm.spark.jvm import JAVA_OPTIONS, QUIET_LEVEL, check_java, innermost_cause, set_log_level, start_jvm
+from sparklm.spark.jvm import (
+    JAVA_OPTIONS,
+    QUIET_LEVEL,
+    check_java,
+    hush_its_end,
+    innermost_cause,
+    set_log_level,
+    start_jvm,
+)
 from sparklm.spark.reach import interruptibly
 from sparklm.spark.submitted import is_submitted, spark_settings
 from sparklm.spark.yarn import YARN_TAGS, check_yarn, following_yarn
@@ -110,6 +118,7 @@ def start_session(spark: SparkConfig, on_news: Callable[[str], None] = lambda ne
         raise JobError(f"Spark does not start with master {spark.master!r}: {reason}") from error
     if spark.log_level != QUIET_LEVEL:  # a session that was there before keeps its own, unless told otherwise
         session.sparkContext.setLogLevel(spark.log_level)
+    hush_its_end()
     # PySpark's own handler talks to the JVM in the middle of another conversation with it; tasks.py does better.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
