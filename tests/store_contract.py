@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from sparklm.storage import Folder, open_remote
+from sparklm.errors import LostFolderError, UserError
+from sparklm.storage import Claim, Folder, check_held, open_remote, owning
 
 ODD_NAMES = ("with space", "hash#1", "percent%20", "question?x=1", "ümläut-日本", "a+b&c=d", "star[1]", "comma,dot.")
 
@@ -116,6 +117,48 @@ def names_may_hold_anything(folder: Folder) -> None:
     assert folder.names() == ["a folder#? %41"]
 
 
+def one_of_many_creates(folder: Folder) -> None:
+    succeeded: list[int] = []
+
+    def create(number: int) -> None:
+        if folder.create("a", str(number).encode()):
+            succeeded.append(number)
+
+    threads = [threading.Thread(target=create, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (winner,) = succeeded
+    assert folder.read_text("a") == str(winner)
+    assert folder.names() == ["a"]
+
+
+def claim_of_another(folder: Folder, **changes: object) -> Claim:
+    """Leave a claim as a process of another machine would."""
+    with owning(folder, print, 1.0) as own:
+        claim = own.model_copy(update={"machine": "elsewhere", "host": "elsewhere", **changes})
+    folder.write_text(f".owner-{claim.number:08d}.json", claim.model_dump_json())
+    return claim
+
+
+def a_folder_has_one_owner(folder: Folder) -> None:
+    told: list[str] = []
+    with owning(folder, told.append, 1.0) as claim:
+        check_held(folder, claim)
+        with pytest.raises(UserError, match="is in use: process"), owning(folder, told.append, 1.0):
+            raise AssertionError
+        assert len([name for name in folder.names() if name.endswith(".json")]) == 1
+    assert (folder.names(), told) == ([], [])
+    gone = claim_of_another(folder)
+    with owning(folder, told.append, 1.0) as claim:  # after a second without a sign
+        assert claim.number == 2
+        with pytest.raises(LostFolderError, match="was taken over by process"):
+            check_held(folder, gone)
+    assert "no sign of it for 1.0 s" in told[-1]
+    assert folder.names() == []
+
+
 CONTRACT: tuple[Callable[[Folder], None], ...] = (
     overwriting_replaces_the_whole,
     readers_see_old_or_new,
@@ -125,5 +168,7 @@ CONTRACT: tuple[Callable[[Folder], None], ...] = (
     parts_of_files_are_read,
     an_empty_file_is_a_file,
     names_may_hold_anything,
+    one_of_many_creates,
+    a_folder_has_one_owner,
 )
 every_promise = pytest.mark.parametrize("promise", CONTRACT, ids=lambda promise: promise.__name__)

@@ -16,5 +16,9 @@ class TrainingDivergedError(JobError):
     """The loss or a weight is no longer a number; the last checkpoint is still good."""
 
 
+class LostFolderError(JobError):
+    """Another process owns the folder now: this one was silent for too long, and must not write there any more."""
+
+
 class StoreAwayError(JobError):
     """Storage does not answer, and was waited for; what was saved is still good."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,12 +33,12 @@ from sparklm.planning.decide import chooses_sizes, describe_length, plan_trainin
 from sparklm.planning.decide import describe as describe_plan
 from sparklm.planning.measure import MEASURING
 from sparklm.planning.retime import Retiming
-from sparklm.progress.status import STATUS, read_status
-from sparklm.progress.watch import is_gone
+from sparklm.progress.status import STATUS
 from sparklm.progress.watcher import Watcher
+from sparklm.report.copies import open_copies, write_copies
 from sparklm.report.exporters.base import SafeExporter, check_exporters, exporting
-from sparklm.report.statistics import STATS_TEXT, statistics_csv, write_statistics
-from sparklm.storage import Folder, split_address
+from sparklm.report.statistics import STATS_TEXT, write_statistics
+from sparklm.storage import Claim, Folder, is_bookkeeping, owning, undoing
 from sparklm.text.corpus import corpus_name
 from sparklm.text.prepare import check_corpus, is_unchanged, prepare
 from sparklm.text.shards import Dataset, Manifest, dataset_address, open_dataset
@@ -50,6 +51,7 @@ from sparklm.training.evaluations import EvaluationPlan
 from sparklm.training.extend import LENGTH_KEYS, longer_run, make_longer
 from sparklm.training.fit import fit
 from sparklm.training.heartbeat import PROGRESS, clear_beats
+from sparklm.training.memory import refuse_too_large
 from sparklm.training.metrics import METRICS, EpochRecord
 from sparklm.training.origin import write_first_state
 from sparklm.training.records import EVALUATIONS, SAMPLES, STEPS, TASKS
@@ -78,10 +80,9 @@ from sparklm.wording import amount, count, duration, size
 _BUSY_CORES = 0.5  # of other programs, from which on it is worth a warning
 _SHARE_OF_STEPS = 0.9  # of a training's time; the rest is for evaluations, checkpoints and starting tasks
 _MADE_BY_TRAINING = (METRICS, STEPS, EVALUATIONS, SAMPLES, TASKS, CHECKPOINTS, PROGRESS, "tensorboard")
-# How copies of results begin, by which earlier ones are known, to be replaced; text may be anybody's.
-_BEGINNINGS = {MODEL: (b"PK\x03\x04",), METRICS: (b"Epoch,TimeStamp,",), STATS_TEXT: (b"run id: ", b"epoch,statistic,")}
 TEXTS = "texts.jsonl"  # texts that were given as such
 _OWN_DATASET = "dataset"  # in the run folder, where the run made it itself
+_MADE_BEFORE_TRAINING = (_OWN_DATASET, EMBEDDINGS, INIT, WORD2VEC_ROUNDS, MEASURING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,27 +111,30 @@ def train(
     Everything that can be checked is checked before the placement is started. A run that has begun goes on with the
     tokens it began with: text that has changed since is refused, unless `resume` says that this run is meant. It may
     then also be made longer. A training that is asked to stop saves a checkpoint and raises KeyboardInterrupt.
+    The folder belongs to this process meanwhile: where another one is at work in it, it is refused.
     """
     came, load = time.monotonic(), OtherLoad()
-    found = check(config, folder, resume=resume)
-    with start(watcher) as placement:
-        began = time.monotonic()
+    check(config, folder, resume=resume)
+    with owning(folder, watcher.note, config.storage.lease_seconds) as claim, start(watcher) as placement:
+        began, copies = time.monotonic(), open_copies(folder, config)
+        found = _find_run(folder, config, resume)  # once more: it may have been another's until now
         if found is None:
-            run, dataset, plan = _begin(config, folder, placement, came)
+            run, dataset, plan = _begin(config, folder, claim, placement, came)
         else:
+            run = found.run.model_copy(update={"claim": claim})
             if found.branch is not None:
-                _make_longer(found.run, found.branch, watcher)
-            run = found.run
+                _make_longer(run, found.branch, watcher)
             dataset = _reopen(run, placement, resume)
             plan = make_plan(run.config, dataset)
-        if run.threads > 1 and (config.spark.master == "none" or config.spark.master.startswith("local")):
+        if run.threads > 1 and _is_here(config):
             _warn_of_load(load.read(), watcher)
         identified = identify(run=run.run_id)
         with exporting(run, watcher.warn) as exporters:
             minutes = run.config.plan.minutes if found is None else None
             ends_at = None if minutes is None else came + 60 * minutes
             trained = _train(run, dataset, plan, placement, exporters, time.monotonic() - began, stop, ends_at)
-        files = _copy_outputs(folder, config)
+        run.check_owned()
+        files = write_copies(folder, copies)
         forget(identified)  # not when something goes wrong: that is still to be logged
     return replace(trained, files=files)
 
@@ -167,6 +171,7 @@ def _train(
         """Whether a result is yet to be written: an earlier session may have ended before it."""
         return result.did_steps or not all(folder.exists(name) for name in names)
 
+    run.check_owned()
     if is_due(MODEL):
         watcher.stage("Writing the model")
         order = ModelOrder(run=run, step=result.model_step).model_dump_json()
@@ -198,22 +203,18 @@ class FoundRun:
     branch: int | None = None  # the step from which it is made longer
 
 
-def check(config: Config, folder: Folder, *, resume: bool = False) -> FoundRun | None:
-    """Refuse, before any work, what is seen to be wrong: another run, missing text, closed places, servers away.
-
-    Returns the run that is there already, if one is that has done anything.
-    """
-    local, found = folder.local_path(), None
+def check(config: Config, folder: Folder, *, resume: bool = False) -> None:
+    """Refuse, before any work, what is seen to be wrong: another run, missing text, closed places, servers away."""
+    local = folder.local_path()
     if local is not None and local.exists() and not local.is_dir():
         raise UserError(f"--run {folder} is a file; a run needs a folder of its own")
     origin = config.training.init_from
     if origin is not None and not resume and Folder(origin).absolute() == folder.absolute():
         raise UserError(f"--run {folder} is the run to begin from (--init-from); give the new one a folder of its own")
-    run = read_run(folder) if folder.exists(CONFIG) else None
-    if run is not None:
-        found = _find_run(run, folder, config, resume)
+    if folder.exists(CONFIG):
+        _find_run(folder, config, resume)
     else:
-        others = set(folder.names()) - {TEXTS, _OWN_DATASET, EMBEDDINGS, INIT, WORD2VEC_ROUNDS, STATUS, MEASURING}
+        others = {name for name in folder.names() if not is_bookkeeping(name)} - {*_MADE_BEFORE_TRAINING, TEXTS, STATUS}
         if others:
             raise UserError(f"{folder} is not empty and holds no run ({min(others)} is there); choose another --run")
         prepared = dataset_address(config.data)
@@ -227,35 +228,23 @@ def check(config: Config, folder: Folder, *, resume: bool = False) -> FoundRun |
         else:
             _check_tokenizer(config, Dataset(Folder(prepared)))
     folder.check_writable()
-    _check_outputs(config, [] if run is None else _output_targets(run.config))
+    for copy in open_copies(folder, config):
+        copy.check()
     check_exporters(config.output)
-    return found
 
 
-def _check_outputs(config: Config, own: Sequence[tuple[str, Folder, str]]) -> None:
-    """Refuse places that cannot be written, and files that are there: but for the run's own, and earlier results."""
-    for name, place, target in _output_targets(config):
-        place.check_writable()
-        if (name, place, target) in own or not place.exists(target):
-            continue
-        if not place.read_bytes(target, 0, 64).startswith(_BEGINNINGS.get(name, ())):
-            raise UserError(
-                f"{place.address(target)} is there already and is not overwritten; choose another place for {name}"
-            )
+def _find_run(folder: Folder, config: Config, resume: bool) -> FoundRun | None:
+    """The run that is there as it goes on, if these are its settings, or make it longer.
 
-
-def _find_run(run: Run, folder: Folder, config: Config, resume: bool) -> FoundRun | None:
-    """The run that is there as it goes on, if these are its settings, or make it longer; None where it begins anew."""
+    None where there is none, or one without a checkpoint, which begins anew.
+    """
+    if not folder.exists(CONFIG):
+        return None
+    run = read_run(folder)
     changes = changed_settings(run, config)
     if not changes:
         return FoundRun(run.with_settings(config))
     if latest_step(run.folder) == 0:
-        status = read_status(folder)
-        if status is not None and status.outcome is None and not is_gone(status):
-            raise UserError(
-                f"{folder} is a run that process {status.process_id} on {status.host} is at work on; choose another "
-                "--run, or stop that first"
-            )
         return None
     is_length = changes.keys() <= LENGTH_KEYS
     if is_length and resume:
@@ -292,7 +281,7 @@ def _reopen(run: Run, placement: Placement, resume: bool) -> Dataset:
     """The dataset of a run that goes on: it is all the text that the run needs."""
     config, dataset = run.config, run.open_dataset()
     may_change = resume or run.dataset != _OWN_DATASET
-    if not may_change and not is_unchanged(config.data, config.cleaning, dataset.manifest, placement):
+    if not may_change and not is_unchanged(config.data, config.cleaning, dataset, placement):
         raise UserError(
             f"the text of {corpus_name(config.data)} has changed since {run.folder} began; choose another --run to "
             "train on the new text, or add --resume to go on with the old"
@@ -302,18 +291,20 @@ def _reopen(run: Run, placement: Placement, resume: bool) -> Dataset:
     return dataset
 
 
-def _begin(config: Config, folder: Folder, placement: Placement, came: float) -> tuple[Run, Dataset, WindowPlan]:
-    """Find or make the dataset and fix the settings; a new run folder is removed again when the text is no good.
+def _begin(
+    config: Config, folder: Folder, claim: Claim, placement: Placement, came: float
+) -> tuple[Run, Dataset, WindowPlan]:
+    """Find or make the dataset and fix the settings; what was made for it is removed again when the text is no good.
 
     `came` is when the job began: its minutes count from then.
     """
     prepared, address, watcher = dataset_address(config.data), config.training.init_from, placement.watcher
-    is_new = not set(folder.names()) - {STATUS, TEXTS}
+    made_dataset = folder.exists(CONFIG) or folder.exists(STATUS)  # then one that is there is this folder's own
     if folder.exists(CONFIG):
         watcher.note("this run had no checkpoint yet: it begins anew, with these settings")
         for name in (*_MADE_BY_TRAINING, CONFIG):  # CONFIG last: until then, this is a run that begins anew
             folder.remove(name)
-    try:
+    with undoing(folder, _MADE_BEFORE_TRAINING):
         begun_from = None if address is None else write_first_state(address, config, folder)
         if begun_from is not None:
             watcher.note(f"begun from {begun_from.describe()}")
@@ -326,7 +317,7 @@ def _begin(config: Config, folder: Folder, placement: Placement, came: float) ->
         else:
             place, name = folder / _OWN_DATASET, _OWN_DATASET
             watcher.stage("Preparing the text")
-            prepare(config.data, config.cleaning, place, placement, replace=True)
+            prepare(config.data, config.cleaning, place, placement, replace=made_dataset)
         dataset = open_dataset(place)
         _check_tokenizer(config, dataset)
         for note in describe_counts(dataset.manifest):
@@ -334,10 +325,13 @@ def _begin(config: Config, folder: Folder, placement: Placement, came: float) ->
         config = _with_replicas(config, dataset, placement)
         plan = make_plan(config, dataset)  # which refuses what is too short
         _note_short_documents(config, dataset, watcher)
+        if _is_here(config) and choose_device(config.training.device).type == "cpu":
+            refuse_too_large(config, dataset.manifest.vocab_size)
         if config.data.embeddings is not None:
             _write_embeddings(config.data.embeddings, config, dataset, folder, placement)
         threads = replica_threads(config, placement)
         run = new_run(folder, config, name, dataset.manifest, threads, begun_from, planned)
+        run = run.model_copy(update={"claim": claim})
         if planned is not None or config.training.max_minutes is not None:
             run = _limit_time(run, plan, dataset, placement, came)
             plan = make_plan(run.config, dataset)
@@ -345,10 +339,6 @@ def _begin(config: Config, folder: Folder, placement: Placement, came: float) ->
         run = run.model_copy(update={"evaluation": evaluation})
         write_run(run)
         return run, dataset, plan
-    except UserError:
-        if is_new:
-            folder.remove()
-        raise
 
 
 def _plan(config: Config, folder: Folder, placement: Placement, elapsed: float) -> Planned:
@@ -394,7 +384,7 @@ def _check_tokenizer(config: Config, dataset: Dataset) -> None:
         raise UserError(
             f"{dataset.folder} was made with another tokenizer than the model {config.training.init_from}; give the "
             "text itself, or prepare it with the model's: sparklm prepare CORPUS --set "
-            f"data.tokenizer={config.data.tokenizer}"
+            f"data.tokenizer={shlex.quote(config.data.tokenizer)}"
         )
 
 
@@ -463,6 +453,11 @@ def describe_counts(manifest: Manifest) -> list[str]:
     return lines
 
 
+def _is_here(config: Config) -> bool:
+    """Whether all work is done on this machine."""
+    return config.spark.master == "none" or config.spark.master.startswith("local")
+
+
 def _replicas(config: Config) -> str:
     distributed = config.distributed
     if distributed.replicas == 1:
@@ -483,8 +478,7 @@ def _warn_of_load(busy_cores: float, watcher: Watcher) -> None:
 def describe_work(run: Run, plan: WindowPlan, vocab_size: int) -> str:
     """How much there is to train, on what: all that is known before the first step."""
     training, data = run.config.training, run.config.data
-    is_here = run.config.spark.master == "none" or run.config.spark.master.startswith("local")
-    device = choose_device(training.device).type if is_here else training.device
+    device = choose_device(training.device).type if _is_here(run.config) else training.device
     limit = " (training.max_steps)" if plan.total_steps == training.max_steps else ""
     if run.planned is not None:
         limit = ""
@@ -515,30 +509,3 @@ def _write_sample(run: Run, trained: TrainedModel, dataset: Dataset, watcher: Wa
         watcher.note(generated.note)
     run.folder.write_text(SAMPLE_TEXT, generated.text + "\n")
     return prompt, generated.text
-
-
-def _output_targets(config: Config) -> list[tuple[str, Folder, str]]:
-    """List the copies that the config asks for: what, into which folder, under which name."""
-    output = config.output
-    wanted = {MODEL: output.model, METRICS: output.metrics, STATS_TEXT: output.statistics, SAMPLE_TEXT: output.text}
-    return [(name, *output_place(address, name)) for name, address in wanted.items() if address is not None]
-
-
-def output_place(address: str, name: str) -> tuple[Folder, str]:
-    """The folder and the name of a copy: those of the address, or the result's own name in a folder that it is."""
-    local = Folder(address).local_path()
-    is_folder = address.endswith("/") or (local is not None and local.is_dir())
-    return (Folder(address), name) if is_folder else split_address(address)
-
-
-def _copy_outputs(run: Folder, config: Config) -> list[str]:
-    """Copy results to the places that the config names; list every file that is worth looking at."""
-    names = (MODEL, REPORT, METRICS, STATS_TEXT, SAMPLE_TEXT, CONFIG)
-    files = [run.address(name) for name in names if run.exists(name)]
-    for name, folder, target in _output_targets(config):
-        if name == STATS_TEXT and target.endswith(".csv"):
-            folder.write_text(target, statistics_csv(run.read_json(STATS_JSON)))
-        else:
-            folder.write_bytes(target, run.read_bytes(name))
-        files.append(folder.address(target))
-    return files

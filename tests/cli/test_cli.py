@@ -660,7 +660,7 @@ def test_results_do_not_overwrite_what_is_not_theirs(place: Path) -> None:
         )
     refused = run_command("report", "first", "--out", "corpus.txt", cwd=place)
     assert refused.returncode == 2
-    assert "corpus.txt is there already and is no report" in refused.stderr
+    assert "corpus.txt is there already and is not overwritten" in refused.stderr
 
 
 def test_a_run_is_no_text(place: Path) -> None:

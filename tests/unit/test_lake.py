@@ -106,7 +106,7 @@ def test_what_is_lost_or_damaged_is_made_again_and_nothing_else(
     (out / "part-00001.parquet").unlink()
     (out / "part-00002.parquet").write_bytes(complete["part-00002.parquet"][:-20])
     (out / "part-00003.parquet").write_bytes(complete["part-00000.parquet"])  # another part
-    (out / ".part-00001.parquet.1234.tmp").write_bytes(b"of a killed writer")
+    (out / f".part-00001.parquet.{'0' * 32}.tmp").write_bytes(b"of a killed writer")
     made = []
     monkeypatch.setattr(parts, "open_local", lambda *names: made.append(1) or open_local(*names))
     totals = score(corpus, finished_run, out)

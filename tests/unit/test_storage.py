@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +13,9 @@ import pytest
 from pydantic import BaseModel
 
 from sparklm.disk_cache import cached_copy
-from sparklm.errors import UserError
+from sparklm.errors import JobError, UserError
 from sparklm.storage import Folder, LiveFile, read_live, split_address, split_url
+from sparklm.storage.process import start_of
 from tests.store_contract import every_promise
 
 
@@ -64,7 +66,7 @@ def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path: Path, mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", no_space)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(JobError, match="No space left on device; what was saved before is good"):
         folder.write_text("a", "new")
     assert folder.read_text("a") == "old"
     assert folder.names() == ["a"]
@@ -180,3 +182,15 @@ def test_the_cache_makes_room_for_what_is_new(tmp_path: Path, monkeypatch: pytes
 @every_promise
 def test_local_disks_and_memory_keep_the_contract(promise: Callable[[Folder], None], folder: Folder) -> None:
     promise(folder)
+
+
+def test_what_is_left_of_a_process_that_has_ended_is_no_process() -> None:
+    assert start_of(os.getpid()) == start_of(os.getpid()) is not None
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    deadline = time.monotonic() + 10
+    while start_of(child) is not None:
+        assert time.monotonic() < deadline
+    os.waitpid(child, 0)
+    assert start_of(child) is None

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sparklm import job
 from sparklm.errors import UserError
 from sparklm.storage import Folder
 from sparklm.text.shards import Dataset
+from sparklm.training.run import CONFIG
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,14 +58,30 @@ def corpus_settings(corpus: Corpus, folder: Folder) -> dict[str, object]:
     return {"data.corpus": [os.fspath(entry) for entry in corpus]}
 
 
-def provide(corpus: Corpus, folder: Folder) -> None:
-    """Put texts and DataFrames where the settings say, once those are known to be right."""
+@contextmanager
+def providing(corpus: Corpus, folder: Folder) -> Iterator[None]:
+    """Have texts and DataFrames where the settings say, once those are known to be right.
+
+    Other texts that are there are not replaced; new ones do not stay if they are no good.
+    """
     if _is_dataframe(corpus):
         corpus.createOrReplaceTempView(_view_name(folder))
-    elif is_texts(corpus):
+    missing, is_new = folder.missing(), False
+    if is_texts(corpus):
         lines = "".join(json.dumps({"text": text}) + "\n" for text in corpus)
-        if not folder.exists(job.TEXTS) or folder.read_text(job.TEXTS) != lines:
-            folder.write_text(job.TEXTS, lines)
+        is_new = folder.create(job.TEXTS, lines.encode())
+        if not is_new and folder.read_text(job.TEXTS) != lines:
+            raise UserError(
+                f"{folder.address(job.TEXTS)} holds other texts, and is not overwritten; choose another run"
+            )
+    try:
+        yield
+    except UserError:
+        if is_new and not folder.exists(CONFIG):
+            folder.remove(job.TEXTS)
+            for place in missing:
+                place.remove_if_empty()
+        raise
 
 
 def _is_dataframe(corpus: Corpus) -> bool:

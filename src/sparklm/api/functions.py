@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparklm.api.callbacks import Callback, CallbackTracker
-from sparklm.api.corpus import Corpus, corpus_settings, is_texts, master_of, provide, session_of
+from sparklm.api.corpus import Corpus, corpus_settings, is_texts, master_of, providing, session_of
 from sparklm.api.jobs import run_evaluation, run_job, run_prepare, run_work
 from sparklm.api.model import Model
 from sparklm.api.run import Run
@@ -63,8 +63,7 @@ def train(
     given["plan.minutes"] = minutes
     given |= {**corpus_settings(corpus, folder), **(settings or {})}
     resolution = _resolve(preset, config, given, folder, resume)
-    provide(corpus, folder)
-    with CallbackTracker(callbacks, *_views(progress)) as watcher:
+    with providing(corpus, folder), CallbackTracker(callbacks, *_views(progress)) as watcher:
         for note in resolution.notes:
             watcher.note(f"note: {note}")
         run_job(resolution.config, folder, watcher, StopRequest(), resume=resume, session=spark)
@@ -89,8 +88,7 @@ def prepare(
         raise UserError("a list of texts is trained on as it is; to prepare it, write it to a file")
     given = {"spark.master": master_of(master, spark), **corpus_settings(corpus, folder), **(settings or {})}
     resolution = resolve(preset=preset, config_file=config, flags=given, outside=spark_settings().layer)
-    provide(corpus, folder)
-    with Tracker(*_views(progress)) as watcher:
+    with providing(corpus, folder), Tracker(*_views(progress)) as watcher:
         for note in resolution.notes:
             watcher.note(f"note: {note}")
         run_prepare(resolution.config, folder, watcher, spark)
@@ -114,8 +112,8 @@ def evaluate(
             **(settings or {}),
         }
         config = resolve(flags=given).config
-        provide(corpus, folder)
-        return run_evaluation(model.trained, config, Tracker(), spark)
+        with providing(corpus, folder):
+            return run_evaluation(model.trained, config, Tracker(), spark)
 
 
 def score_corpus(
@@ -175,8 +173,7 @@ def _work_on(
     spark = session_of(corpus, spark)
     given = {"spark.master": master_of(master, spark), **corpus_settings(corpus, folder), **(settings or {})}
     resolved = resolve(config_file=config, flags=given, outside=spark_settings().layer).config
-    provide(corpus, folder)
-    with Tracker(*_views(progress)) as watcher:
+    with providing(corpus, folder), Tracker(*_views(progress)) as watcher:
         return run_work(resolved, work, model, folder, watcher, key=key, out_table=out_table, session=spark)
 
 

@@ -26,7 +26,7 @@ from sparklm.progress.tracker import Tracker
 from sparklm.progress.watcher import Watcher
 from sparklm.signals import stopping_on_signals
 from sparklm.spark.submitted import check_deployment
-from sparklm.storage import Folder, new_run_name, patience
+from sparklm.storage import Folder, new_run_name, owning, patience
 from sparklm.text.prepare import check_corpus
 from sparklm.text.prepare import prepare as prepare_dataset
 from sparklm.text.shards import Manifest, dataset_address
@@ -62,7 +62,7 @@ def run_job(
     def start(_: Watcher) -> Iterator[Placement]:
         watcher.add(StatusFile(folder))
         # The signals once more: Spark may have put a handler of its own in the place of the first.
-        with working(config, watcher, session) as placement, heeding_signals():
+        with ending(watcher), working(config, watcher, session) as placement, heeding_signals():
             yield placement
 
     refuse_hidden(config)
@@ -91,7 +91,9 @@ def run_prepare(config: Config, folder: Folder, watcher: Tracker, session: Spark
     check_deployment(config, folder)
     with patience(config.storage.retry_minutes, watcher.warn):
         check_corpus(config.data)
-        with working(config, watcher, session) as placement:
+        folder.check_writable()
+        lease = owning(folder, watcher.note, config.storage.lease_seconds)
+        with lease, working(config, watcher, session) as placement:
             watcher.stage("Preparing the text")
             return prepare_dataset(config.data, config.cleaning, folder, placement)
 
@@ -128,9 +130,20 @@ def run_work(
     work = Work(settings=settings, data=data, model=model, out=folder, key=key, out_table=out_table, device=device)
     with patience(config.storage.retry_minutes, watcher.warn):
         check_work(work)
-        with working(config, watcher, session) as placement:
+        lease = owning(folder, watcher.note, config.storage.lease_seconds)
+        with lease, working(config, watcher, session) as placement:
             watcher.stage("Scoring" if isinstance(settings, Scoring) else "Generating")
             return do_work(work, placement)
+
+
+@contextmanager
+def ending(watcher: Tracker) -> Iterator[None]:
+    """Show at once how a job ended, as long as its folder belongs to it."""
+    try:
+        yield
+    except BaseException as error:
+        watcher.end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+        raise
 
 
 @contextmanager

@@ -88,6 +88,7 @@ def _make_embeddings(config: Config, size: int, dataset: Dataset, folder: Folder
     from sparklm.embeddings.make import make_embeddings, write_embeddings
     from sparklm.placement.start import started
     from sparklm.spark.submitted import check_deployment
+    from sparklm.storage import owning
 
     work, kind = folder / f".{name}.work", config.data.embeddings or "word2vec"
     check_deployment(config, folder)
@@ -95,10 +96,15 @@ def _make_embeddings(config: Config, size: int, dataset: Dataset, folder: Folder
     if kind != "word2vec":
         config = config.model_copy(update={"spark": config.spark.model_copy(update={"master": "none"})})
     check_placement(config)
-    with started(config.spark) as placement:
-        embeddings = make_embeddings(kind, size, config, dataset, work, placement.run_tasks, _show_round)
-    write_embeddings(folder, name, embeddings.vectors)
-    work.remove()
+    with owning(work, print_note, config.storage.lease_seconds):
+        with started(config.spark) as placement:
+            embeddings = make_embeddings(kind, size, config, dataset, work, placement.run_tasks, _show_round)
+        if folder.exists(name):
+            raise UserError(
+                f"{folder.address(name)} has appeared meanwhile, and is not overwritten; choose another --out"
+            )
+        write_embeddings(folder, name, embeddings.vectors)
+    work.remove_if_empty()
     return embeddings
 
 

@@ -60,13 +60,15 @@ def pack(
     """
     from pathlib import Path
 
+    from sparklm.storage import Output
     from sparklm.submit.contents import choose_contents
-    from sparklm.submit.pack import ENDINGS, place_archive
+    from sparklm.submit.pack import ENDINGS, is_our_archive, place_archive
     from sparklm.submit.pack import pack as make
     from sparklm.wording import size
 
     if not out.endswith(ENDINGS):
         raise UserError(f"--out {out}: Spark unpacks an archive by its ending; use {' or '.join(ENDINGS)}")
+    Output.at(out, "the archive", is_our_archive).check()
     contents = choose_contents(without=without or (), extras=extra or (), torch_build=torch, with_python=with_python)
     print(f"Packing {len(contents.packages) + 1} packages", file=sys.stderr)
     path = Path(out)

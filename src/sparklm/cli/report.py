@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from sparklm.cli.completion import complete_run
-from sparklm.errors import UserError
 
 
 def report(
@@ -31,19 +30,14 @@ def report(
     from sparklm.report.facts import gather_facts
     from sparklm.report.page import page_of
     from sparklm.report.text import report_text
-    from sparklm.storage import Folder, split_address
+    from sparklm.storage import Folder, Output
     from sparklm.training.run import REPORT
 
     folders = [Folder(run) for run in runs]
+    address = out or (folders[0].address(REPORT) if len(folders) == 1 else REPORT)
+    output = Output.at(address, "the report", lambda head: b"sparklm</title>" in head)
     all_facts = [gather_facts(folder) for folder in folders]
-    if len(folders) == 1:
-        print(report_text(folders[0]))
-        address = out or folders[0].address(REPORT)
-    else:
-        print(comparison_text(all_facts))
-        address = out or REPORT
-    place, name = split_address(address)
-    if out is not None and place.exists(name) and b"sparklm</title>" not in place.read_bytes(name, 0, 4096):
-        raise UserError(f"{out} is there already and is no report; choose another --out")
-    place.write_text(name, page_of(all_facts))
+    output.check()
+    print(report_text(folders[0]) if len(folders) == 1 else comparison_text(all_facts))
+    output.write(page_of(all_facts).encode())
     print(f"\n  {address}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -260,7 +261,7 @@ def _check_archive(archive: str | None) -> None:
     if not archive.endswith(ENDINGS):
         raise UserError(f"--archive {archive}: Spark unpacks an archive by its ending; use {' or '.join(ENDINGS)}")
     if "://" not in archive and not Path(archive).is_file():
-        raise UserError(f"--archive {archive}: no such file; make it with: sparklm pack --out {archive}")
+        raise UserError(f"--archive {archive}: no such file; make it with: sparklm pack --out {shlex.quote(archive)}")
 
 
 def _label(key: str) -> str:
@@ -302,7 +303,7 @@ def _one_of(option: str, value: str, known: Sequence[str]) -> str:
 
 def _tell(ending: Ending, submission: Submission) -> None:
     if ending.was_left:
-        follow = f"; follow it with: sparklm watch {submission.run}" if submission.run else ""
+        follow = f"; follow it with: sparklm watch {shlex.quote(submission.run)}" if submission.run else ""
         print(f"the job goes on there{follow}", file=sys.stderr)
     elif ending.outcome is not None:
         print(ending.outcome.output, end="")

@@ -163,7 +163,6 @@ def train(
         try:
             result = run_job(resolution.config, folder, watcher, stop, resume=resume, leaves_at_once=True)
         except KeyboardInterrupt:
-            watcher.end("interrupted")
             watcher.note(_after_interrupt(folder))
             raise typer.Exit(exit_code(stop)) from None
     _print_result(result, folder, has_dropout=resolution.config.model.dropout > 0)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from sparklm.lake.parts import ROWS, Made, Order, RowFile, RowSlice, Tally, part
 from sparklm.lake.score import ScoreOrder, Scoring, score_part_task
 from sparklm.models.local_copy import find_zip, local_zip
 from sparklm.models.model_zip import describe_model
-from sparklm.storage import Folder, read_record, split_address
+from sparklm.storage import Folder, is_bookkeeping, read_record, split_address
 from sparklm.text.corpus import corpus_name, corpus_places, group_pieces, recognise_ids
 from sparklm.text.formats import AUTO, PLAIN_TEXT
 from sparklm.text.prepare import check_corpus, corpus_addresses
@@ -124,7 +125,7 @@ def check_work(work: Work) -> None:
     if work.key is not None and not work.data.is_table:
         raise UserError(f"--key {work.key} is for tables; the documents of files have names")
     check_corpus(work.data)
-    names = work.out.names()
+    names = [name for name in work.out.names() if not is_bookkeeping(name)]
     if names and REQUEST not in names:
         raise UserError(f"{work.out} is not empty and holds no rows of sparklm's ({names[0]} is there); choose another")
     work.out.check_writable()
@@ -298,7 +299,7 @@ def _finish(out: Folder, answers: Sequence[Made], seconds: float) -> Totals:
     tally = sum((answer.tally for answer in answers), Tally())
     own = {part_name(part) for part in range(len(answers))}
     for name in out.names():
-        if "part-" in name and name not in own:
+        if re.fullmatch(r"part-\d+\.parquet", name) and name not in own:
             out.remove(name)
     new_bytes = sum(answer.tally.bytes for answer in answers if not answer.was_there)
     totals = Totals(**tally.model_dump(), seconds=seconds, new_bytes=new_bytes)

@@ -71,6 +71,15 @@ class ModelDescription:
     tokenizer_address: str
 
 
+def is_our_zip(head: bytes) -> bool:
+    """Whether a file begins as `pack_model` writes it: with the config, uncompressed and without a time."""
+    return (
+        head.startswith(b"PK\x03\x04")
+        and head[8:14] == b"\x00\x00\x00\x00\x21\x00"
+        and (head[30:].startswith(CONFIG.encode()))
+    )
+
+
 def pack_model(shape: ModelShape, weights: dict[str, Tensor], tokenizer: Tokenizer) -> bytes:
     """Make the bytes of a model.zip."""
     files = {

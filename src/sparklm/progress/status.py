@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sparklm.storage import Folder, LiveFile, not_waiting, read_live
+from sparklm.storage import Folder, LiveFile, not_waiting, read_live, still_owns
 from sparklm.training.run import CONFIG
 
 STATUS = "status.json"
@@ -92,11 +92,10 @@ class StatusFile(View):
     """status.json in the run folder."""
 
     def __init__(self, run: Folder) -> None:
-        place = run.absolute().local_path()
         self._run, self._has_news = run, False
-        self._file = LiveFile(run, STATUS, _REMOTE_SECONDS if place is None else _LOCAL_SECONDS)
+        self._file = LiveFile(run, STATUS, _REMOTE_SECONDS if run.local_path() is None else _LOCAL_SECONDS)
         self._status: Status | None = None
-        self._missing = [] if place is None else [each for each in (place, *place.parents) if not each.exists()]
+        self._missing = run.missing()
 
     def show(self, status: Status) -> None:
         """Write the file, unless that was a moment ago."""
@@ -110,16 +109,17 @@ class StatusFile(View):
         self._has_news = True
 
     def close(self) -> None:
-        """Write how it ended; of a run that never began, leave nothing."""
+        """Write how it ended; of a run that never began, leave nothing; of one that is another's, nothing new."""
         with contextlib.suppress(Exception), not_waiting():  # no progress is worth a run
+            if not still_owns(self._run):
+                return
             if self._run.exists(CONFIG):
                 if self._status is not None:
                     self._file.write(self._status, is_last=True)
                 return
             self._run.remove(STATUS)
             for folder in self._missing:
-                with contextlib.suppress(FileNotFoundError):  # what had begun there may have been cleared away
-                    folder.rmdir()  # refused where something was left in it
+                folder.remove_if_empty()
 
 
 def read_status(run: Folder) -> Status | None:

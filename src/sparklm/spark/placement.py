@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from sparklm.config import CleaningConfig, DataConfig, SparkConfig
-from sparklm.errors import JobError, StoreAwayError, TrainingDivergedError, UserError
+from sparklm.errors import JobError, LostFolderError, StoreAwayError, TrainingDivergedError, UserError
 from sparklm.models.build import count_parameters
 from sparklm.placement.protocol import EpochWork, RunTasks, SessionFacts, TableRows
 from sparklm.progress.watcher import Watcher
@@ -18,6 +18,7 @@ from sparklm.spark.barrier import RankOrder, rank_task
 from sparklm.spark.cluster import ClusterFacts, no_executors, share_of_cores
 from sparklm.spark.duplicates import find_duplicates_in_files
 from sparklm.spark.engine import engine_of
+from sparklm.spark.jvm import has_ended
 from sparklm.spark.memory import check_executor_memory
 from sparklm.spark.rows import KeyedRows, refuse_table, save_table
 from sparklm.spark.session import is_running, start_session
@@ -222,11 +223,13 @@ class OnSpark:
             supervisor = Supervisor(run.folder, distributed.replicas, distributed.timeout_seconds, follower)
             try:
                 return attempt(supervisor), retries
-            except (TrainingDivergedError, StoreAwayError):
+            except (TrainingDivergedError, StoreAwayError, LostFolderError):
                 raise
             except JobError as error:
                 if follower is not None and follower.stop.is_asked:  # what is saved is the newest checkpoint
                     raise KeyboardInterrupt from error
+                if has_ended():  # nothing is left that could try again
+                    raise
                 reason = supervisor.explain(error)
                 if type(reason) is not JobError:  # trying again would not change it
                     raise reason from error
@@ -235,6 +238,7 @@ class OnSpark:
                         f"{reason}\nGave up after {retries} retries (distributed.max_retries). What was saved is good: "
                         "the same command goes on from it"
                     ) from error
+                run.check_owned()
                 self._log_lost_executors()
                 retries += 1
                 going_on = f"going on from step {latest_step(run.folder)}, retry {retries} of {distributed.max_retries}"

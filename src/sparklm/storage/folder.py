@@ -20,17 +20,17 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from sparklm.errors import UserError
+from sparklm.errors import JobError, UserError
 from sparklm.redaction import hide_secrets
 from sparklm.storage.address import split_url
 from sparklm.storage.filesystems import open_filesystem, renames
-from sparklm.storage.local import Buffer, hidden_path, user_errors, write_local
+from sparklm.storage.local import Buffer, create_local, hidden_path, is_temporary, user_errors, write_local
 from sparklm.storage.regular import read_regular, require_size
 from sparklm.storage.retrying import keep_trying
 
 Record = TypeVar("Record", bound=BaseModel)
 Result = TypeVar("Result")
-_PROBE = ".sparklm-can-write"
+_PROBE = "sparklm-can-write"
 _NOT_WHOLE = ("webhdfs", "ftp", "sftp", "ssh", "smb", "http", "https")  # where a reader could see half a file
 
 
@@ -130,6 +130,27 @@ class Folder:
                 with contextlib.suppress(Exception):
                     self._remote(name)[0].rm_file(temporary)
 
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a small file where there is none; returns whether it was this call that did.
+
+        Of several at once one succeeds: on local disks, HDFS and in memory for certain, on S3 where the server knows
+        conditional writes. A call that was answered late may be told that the file is there, and it is its own.
+        """
+        local = self.local_path(name)
+        if local is not None:
+            with contextlib.suppress(FileExistsError):
+                create_local(local, data)
+                return True
+            return False
+
+        def put(filesystem: Any, path: str) -> bool:
+            with contextlib.suppress(FileExistsError):
+                filesystem.pipe_file(path, data, mode="create")
+                return True
+            return False
+
+        return self._ask(name, put)
+
     def read_text(self, name: str) -> str:
         """Read a UTF-8 file; what is no text is a user error."""
         try:
@@ -174,11 +195,12 @@ class Folder:
             self._ask("", lambda filesystem, path: filesystem.makedirs(path, exist_ok=True))
 
     def check_writable(self) -> None:
-        """Refuse a folder in which nothing could be written; elsewhere than on local disks, by writing."""
+        """Refuse a folder in which nothing could be written: by writing, there or in the nearest that is there."""
         place = self.absolute().local_path()
         if place is None:
-            self.write_bytes(_PROBE, b"")
-            self.remove(_PROBE)
+            probe = hidden_path(Path(_PROBE)).name
+            self.write_bytes(probe, b"")
+            self.remove(probe)
             return
         with user_errors(place, "written"):
             while not place.exists() and place != place.parent:
@@ -187,6 +209,38 @@ class Folder:
                 raise NotADirectoryError(ENOTDIR, f"{place} is not a folder")
             if not os.access(place, os.W_OK | os.X_OK):
                 raise PermissionError(EACCES, f"no permission for {place}")
+            file = hidden_path(place / _PROBE)  # there are places where permission is not enough, such as /proc
+            file.touch()
+            file.unlink()
+
+    def missing(self) -> list[Folder]:
+        """This folder and those above it that are not there, the deepest first, as far as a store has folders."""
+        place = self.absolute().local_path()
+        if place is not None:
+            return [Folder(str(each)) for each in (place, *place.parents) if not each.exists()]
+        return [self] if renames(self.url) and not self.exists() else []
+
+    def remove_if_empty(self) -> None:
+        """Remove this folder if nothing is in it."""
+        local = self.local_path()
+        with contextlib.suppress(OSError, UserError, JobError):
+            if local is not None:
+                local.rmdir()
+            elif renames(self.url) and not self.names():
+                self._ask("", lambda filesystem, path: filesystem.rmdir(path))
+
+    def remove_unfinished(self) -> None:
+        """Remove what killed writers have left here and below, under hidden names."""
+        local = self.local_path()
+        if local is not None:
+            for parent, _, names in os.walk(local):
+                for name in filter(is_temporary, names):
+                    Path(parent, name).unlink(missing_ok=True)
+        elif renames(self.url):
+            self._ask("", _remove_temporaries)
+        else:
+            for name in filter(is_temporary, self.names()):
+                self.remove(name)
 
     def names(self) -> list[str]:
         """The names directly in this folder, sorted; empty when the folder does not exist."""
@@ -205,10 +259,10 @@ class Folder:
         """Delete a file, or this folder and what is in it; nothing happens when it is not there."""
         local = self.local_path(name)
         if local is not None:
-            if local.is_dir():
-                shutil.rmtree(local)
-            else:
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            with user_errors(local, "removed"), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                if local.is_dir() and not local.is_symlink():
+                    shutil.rmtree(local)
+                else:
                     local.unlink()
             return
         with contextlib.suppress(FileNotFoundError):
@@ -220,6 +274,12 @@ class Folder:
 
     def _remote(self, name: str) -> tuple[Any, str]:
         return open_filesystem(self.address(name) if name else self.url)
+
+
+def _remove_temporaries(filesystem: Any, path: str) -> None:
+    for found in filesystem.find(path):
+        if is_temporary(found.rpartition("/")[2]):
+            filesystem.rm_file(found)
 
 
 def _remove(filesystem: Any, path: str) -> None:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import hdfs_native
 from fsspec import AbstractFileSystem
 
-from sparklm.storage.local import Buffer
+from sparklm.storage.local import Buffer, hidden_path
 
 _PORT = 8020
 # The client's own retries only find the active name node; waiting for one is `keep_trying`.
@@ -103,8 +104,11 @@ class HdfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         first, last = min(start or 0, len(file)), len(file) if end is None else min(end, len(file))
         return bytes(file.read_range(first, last - first)) if last > first else b""
 
-    def pipe_file(self, path: str, value: Buffer | Sequence[Buffer], **_: object) -> None:
-        """Write a file; not atomically."""
+    def pipe_file(self, path: str, value: Buffer | Sequence[Buffer], mode: str = "overwrite", **_: object) -> None:
+        """Write a file: not atomically, but for the mode `create`, which raises FileExistsError where one is there."""
+        if mode == "create":
+            self._create_file(self._strip_protocol(path), value)
+            return
         parts: Sequence[Buffer] = [value] if isinstance(value, bytes | bytearray | memoryview) else value
         options = hdfs_native.WriteOptions(overwrite=True)
         file = self._client.create(self._strip_protocol(path), options)
@@ -112,6 +116,21 @@ class HdfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
             if len(part):
                 file.write(bytes(part))
         file.close()
+
+    def _create_file(self, path: str, value: Buffer | Sequence[Buffer]) -> None:
+        temporary = str(hidden_path(Path(path)))
+        self.pipe_file(temporary, value)
+        try:
+            self._client.rename(temporary, path, False)
+        except Exception as error:
+            self.rm_file(temporary)
+            if self.exists(path):
+                raise FileExistsError(path) from error
+            raise
+
+    def rmdir(self, path: str) -> None:
+        """Delete a folder in which nothing is."""
+        self._client.delete(self._strip_protocol(path), False)
 
     def mv(self, path1: str, path2: str, **_: object) -> None:
         """Rename a file over another, if there is one: readers see either."""

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import overload
 
 from sparklm.errors import UserError
-from sparklm.storage import Folder, open_filesystem, split_address, split_url
+from sparklm.storage import Folder, is_bookkeeping, open_filesystem, split_address, split_url
+from sparklm.training.run import CONFIG, read_run
 
 _HASHED = 16  # characters of a checksum in a name
 _PIECE_BYTES = 2**26
@@ -59,14 +60,28 @@ def fetch_files(run: str, folder: Path) -> list[Path]:
     filesystem, remote = open_filesystem(run)
     if not filesystem.exists(remote):
         raise UserError(f"{run}: there is nothing to fetch")
+    _refuse_others(run, folder)
     folder.mkdir(parents=True, exist_ok=True)
     fetched = []
     for entry in filesystem.ls(remote, detail=True):
         name = entry["name"].rstrip("/").rpartition("/")[2]
-        if entry["type"] == "file":
+        if entry["type"] == "file" and not is_bookkeeping(name):
             filesystem.get_file(entry["name"], str(folder / name))
             fetched.append(folder / name)
     return fetched
+
+
+def _refuse_others(run: str, folder: Path) -> None:
+    """Refuse a place with anything in it but what was fetched of the same run before."""
+    if not folder.exists():
+        return
+    there, here = (
+        read_run(place).run_id if place.exists(CONFIG) else None for place in (Folder(run), Folder(str(folder)))
+    )
+    if not folder.is_dir() or (any(folder.iterdir()) and (here is None or here != there)):
+        raise UserError(
+            f"--fetch {folder} holds something else than {run}, and is not overwritten; choose another place"
+        )
 
 
 class _Pieces(Sequence[bytes]):

@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING
 
 from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
-from sparklm.storage import Folder, split_url
+from sparklm.storage import Folder, split_url, undoing
 from sparklm.text.corpus import Corpus, corpus_name, corpus_places, open_corpus
 from sparklm.text.encode import DUPLICATES, ShardRequest, ShardResult
 from sparklm.text.formats import SAMPLE
 from sparklm.text.shards import (
     DATASET_FORMAT,
     MANIFEST,
+    SHARDS,
     TOKENIZER,
     Counts,
+    Dataset,
     Manifest,
     Request,
     Segment,
@@ -46,7 +48,9 @@ if TYPE_CHECKING:
     from sparklm.placement.protocol import Placement
 
 FEW_DOCUMENTS = 100  # with fewer, a split by document leaves validation to chance
-_MOST_NAMELESS_IDS = 1 << 24
+_MOST_NAMELESS_IDS = 1 << 24  # 6 GB of memory; from a million on, no more than there are tokens
+_ANY_NAMELESS_IDS = 1_000_000
+_COMPARED = ".compared"  # in a dataset: one that is made of the same files, to see whether they hold the same
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,17 +88,14 @@ def prepare(
             folder.remove(MANIFEST)
             folder.remove()
             return _make_dataset(data, cleaning, texts, request, folder)
+        if manifest.request.has_same_files(request) and _holds_same(manifest, data, cleaning, texts, folder):
+            return manifest
         listing = "\n".join(f"  {change}" for change in request.changes_since(manifest.request))
         raise UserError(
             f"{folder} holds a dataset of other text or settings:\n{listing}\nChoose another place, or delete it"
         )
-    is_new = not folder.exists()
-    try:
-        return _make_dataset(data, cleaning, texts, request, folder)
-    except UserError:
-        if is_new:
-            folder.remove()
-        raise
+    with undoing(folder, (TOKENIZER, SHARDS, DUPLICATES)):
+        return _make_dataset(data, cleaning, texts, request, folder, replace=replace)
 
 
 def check_corpus(data: DataConfig) -> None:
@@ -106,12 +107,35 @@ def check_corpus(data: DataConfig) -> None:
                 next(iterate_sources(place, text.format))
 
 
-def is_unchanged(data: DataConfig, cleaning: CleaningConfig, manifest: Manifest, placement: Placement) -> bool:
-    """Whether the text is still what a dataset was made from; True where there is no text left to compare."""
+def is_unchanged(data: DataConfig, cleaning: CleaningConfig, dataset: Dataset, placement: Placement) -> bool:
+    """Whether the text is still what a dataset was made from; True where there is no text left to compare.
+
+    What is in the files decides; where their sizes and times are as they were, nobody looks.
+    """
+    manifest, folder = dataset.manifest, dataset.folder
     try:
-        return manifest.request == _request(data, cleaning, _open_texts(data, cleaning, placement))
+        texts = _open_texts(data, cleaning, placement)
+        request = _request(data, cleaning, texts)
     except UserError:
         return True
+    if not manifest.request.has_same_files(request):
+        return manifest.request == request
+    placement.watcher.note("the files of the text have other times than before: comparing what is in them")
+    return _holds_same(manifest, data, cleaning, texts, folder)
+
+
+def _holds_same(manifest: Manifest, data: DataConfig, cleaning: CleaningConfig, texts: _Texts, folder: Folder) -> bool:
+    """Whether the text gives the tokens of a dataset: it is made once more, beside it, and compared."""
+    place = folder / _COMPARED
+    place.remove()
+    try:
+        made = _make_dataset(data, cleaning, texts, manifest.request, place)
+        tokens = ("tokenizer_sha256", "shards", "splits")
+        return all(getattr(made, name) == getattr(manifest, name) for name in tokens)
+    except UserError:
+        return False
+    finally:
+        place.remove()
 
 
 def _open_texts(data: DataConfig, cleaning: CleaningConfig, placement: Placement) -> _Texts:
@@ -163,13 +187,19 @@ def corpus_addresses(data: DataConfig) -> str | list[str]:
 
 
 def _make_dataset(
-    data: DataConfig, cleaning: CleaningConfig, texts: _Texts, request: Request, folder: Folder
+    data: DataConfig,
+    cleaning: CleaningConfig,
+    texts: _Texts,
+    request: Request,
+    folder: Folder,
+    *,
+    replace: bool = False,
 ) -> Manifest:
     for text, corpus in ((data, texts.corpus), (data.of_validation, texts.validation)):
         if corpus is not None and not any(source.num_bytes for source in corpus.inputs):
             raise UserError(f"{corpus_name(text)} is empty: there is no text in it")
     tokenizer, notes = _choose_tokenizer(data, cleaning, texts)
-    folder.write_text(TOKENIZER, tokenizer.to_json())
+    _write_tokenizer(folder, tokenizer, replace=replace)
     rule = _choose_split(data, texts)
     shard_request = ShardRequest(
         dataset_url=folder.absolute().url,
@@ -204,6 +234,17 @@ def _make_dataset(
     folder.write_json(MANIFEST, manifest.model_copy(update={"validation_text": named}).model_dump())
     (folder / DUPLICATES).remove()
     return read_manifest(folder)
+
+
+def _write_tokenizer(folder: Folder, tokenizer: Tokenizer, *, replace: bool) -> None:
+    """Write the tokenizer; another one is somebody's, or that of another dataset that was begun here."""
+    text = tokenizer.to_json()
+    if not replace and folder.exists(TOKENIZER) and folder.read_text(TOKENIZER) != text:
+        raise UserError(
+            f"{folder.address(TOKENIZER)} is there already and is not overwritten; choose another place for the "
+            "dataset, or delete it"
+        )
+    folder.write_text(TOKENIZER, text)
 
 
 def _choose_split(data: DataConfig, texts: _Texts) -> SplitRule:
@@ -251,7 +292,7 @@ def _choose_tokenizer(data: DataConfig, cleaning: CleaningConfig, texts: _Texts)
     if validation is not None:
         vocabulary.add(validation.survey_ids())
     if needs_text(data.tokenizer):
-        if vocabulary.largest >= _MOST_NAMELESS_IDS:
+        if vocabulary.largest >= min(_MOST_NAMELESS_IDS, max(_ANY_NAMELESS_IDS, vocabulary.num_ids)):
             raise UserError(
                 f"{vocabulary.place}: token id {vocabulary.largest} is larger than any vocabulary's; if these are "
                 "token ids, say whose with data.tokenizer, and if not, data.format=text"

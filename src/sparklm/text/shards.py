@@ -33,6 +33,7 @@ from sparklm.wording import listed
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
+SHARDS = "shards"
 DATASET_FORMAT = "sparklm dataset 2"
 Split = Literal["train", "validation"]
 SplitRule = Literal["document", "tail", "given"]  # given = validation text of its own
@@ -117,6 +118,11 @@ class Request(_Record):
     inputs: list[Input]
     validation: str | list[str] | None = None  # the address of validation text of its own
     validation_inputs: list[Input] = []
+
+    def has_same_files(self, other: Request) -> bool:
+        """Whether nothing but the times of files differs: they may hold the same."""
+        timeless = {"inputs": {"__all__": {"modified"}}, "validation_inputs": {"__all__": {"modified"}}}
+        return self != other and self.model_dump(exclude=timeless) == other.model_dump(exclude=timeless)
 
     def changes_since(self, old: Request) -> list[str]:
         """What is not as it was, a line each."""
@@ -211,7 +217,7 @@ def write_shard(folder: Folder, number: str, split: Split, tokens: npt.NDArray[n
     data = tokens.astype(np.dtype(token_dtype(vocab_size)).newbyteorder("<")).tobytes()
     digest = hashlib.sha256(data).hexdigest()
     name = f"{number}-{split}-{digest[:16]}.bin"
-    (folder / "shards").write_bytes(name, data)
+    (folder / SHARDS).write_bytes(name, data)
     return Shard(file=name, num_tokens=len(tokens), num_bytes=len(data), sha256=digest)
 
 
@@ -323,13 +329,13 @@ class _Shards(Sequence[TokenArray]):
 
     def _map(self, number: int) -> TokenArray:
         shard = self._shards[number]
-        address = self._folder.address(f"shards/{shard.file}")
+        address = self._folder.address(f"{SHARDS}/{shard.file}")
         if shard.num_bytes == 0:
             return np.empty(0, dtype=self._dtype)
-        own_path = self._folder.local_path(f"shards/{shard.file}")
+        own_path = self._folder.local_path(f"{SHARDS}/{shard.file}")
         for is_last_try in (False, True):
             try:
-                path = own_path or cached_copy(self._folder / "shards", shard.file, shard.sha256)
+                path = own_path or cached_copy(self._folder / SHARDS, shard.file, shard.sha256)
                 require_regular_file(path)
                 tokens: TokenArray = np.memmap(path, dtype=self._dtype, mode="r")
                 status = path.stat()

@@ -54,7 +54,7 @@ def fit(
     `set_length` is asked, before the rate of a `stable` schedule falls, for the run as it is to go on.
     """
     first_step = latest_step(run.folder)
-    recorder = RunRecorder(run.folder, dataset, first_step, placement.watcher, listeners)
+    recorder = RunRecorder(run, dataset, first_step, placement.watcher, listeners)
     placement.watcher.training_starts(first_step, plan)
     training = _Training(run, plan, placement, recorder, stop or StopRequest(), set_length)
     stopped_early = training.go_on(first_step)

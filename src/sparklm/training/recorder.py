@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Protocol
 
 from sparklm.progress.watcher import Watcher
-from sparklm.storage import Folder
 from sparklm.text.shards import Dataset
 from sparklm.training.metrics import ClusterFigures, EpochFacts, EpochRecord, read_metrics, write_metrics
 from sparklm.training.records import (
@@ -23,6 +22,7 @@ from sparklm.training.records import (
     read_lines,
     write_lines,
 )
+from sparklm.training.run import Run
 from sparklm.training.tasks import EpochEnd
 
 _MOST_TOKENS_MEASURED = 2**20
@@ -42,14 +42,15 @@ class RunRecorder:
     """Writes the records. Of their files metrics.csv is written last: it says which epochs count."""
 
     def __init__(
-        self, run: Folder, dataset: Dataset, step: int, watcher: Watcher, listeners: Sequence[RunListener]
+        self, run: Run, dataset: Dataset, step: int, watcher: Watcher, listeners: Sequence[RunListener]
     ) -> None:
         """Go on with the records of the checkpoint at a step."""
-        self._run, self._dataset, self._watcher, self._listeners = run, dataset, watcher, listeners
-        self._step, self.records = step, read_metrics(run)
-        self.evaluations = read_lines(run, EVALUATIONS, EvaluationRecord)
-        self._samples = read_lines(run, SAMPLES, Sample)
-        self._steps, self._tasks = read_lines(run, STEPS, StepRecord), read_lines(run, TASKS, TaskRecord)
+        self._check_owned, self._run = run.check_owned, run.folder
+        self._dataset, self._watcher, self._listeners = dataset, watcher, listeners
+        self._step, self.records = step, read_metrics(self._run)
+        self.evaluations = read_lines(self._run, EVALUATIONS, EvaluationRecord)
+        self._samples = read_lines(self._run, SAMPLES, Sample)
+        self._steps, self._tasks = read_lines(self._run, STEPS, StepRecord), read_lines(self._run, TASKS, TaskRecord)
 
     def keep(self, epochs: int, is_planned: Callable[[int], bool]) -> None:
         """Forget, for good, the epochs after the first ones, and evaluations at steps where none is planned.
@@ -79,6 +80,7 @@ class RunRecorder:
 
     def evaluated(self, record: EvaluationRecord, sample: Sample | None) -> None:
         """Record an evaluation, and pass it on, unless that was done before."""
+        self._check_owned()
         self._keep_sample(sample)
         if any(entry.step == record.step for entry in self.evaluations):
             return
@@ -103,6 +105,7 @@ class RunRecorder:
         retries: int | None,
     ) -> None:
         """Record an epoch, and pass it on."""
+        self._check_owned()
         record = EpochRecord.of(
             EpochFacts(
                 epoch=epoch,

@@ -18,7 +18,7 @@ from sparklm.config.tree import MOST_REPLICAS
 from sparklm.embeddings.files import EMBEDDINGS
 from sparklm.errors import UserError
 from sparklm.redaction import hide_secrets
-from sparklm.storage import Folder, read_record
+from sparklm.storage import Claim, Folder, check_held, read_record
 from sparklm.text.shards import Dataset, Manifest, open_dataset
 from sparklm.text.windows import WindowPlan
 from sparklm.training.evaluations import EvaluationPlan
@@ -94,6 +94,12 @@ class Run(RunRecord):
     """A run as a session works on it: where it is, what it is, and this session's settings. Tasks get it whole."""
 
     url: str
+    claim: Claim | None = None  # of the process that owns the folder; None = nobody is asked
+
+    def check_owned(self) -> None:
+        """Stop before anything is written that another process may be writing: one that has taken this over."""
+        if self.claim is not None:
+            check_held(self.folder, self.claim)
 
     @property
     def folder(self) -> Folder:
@@ -159,7 +165,8 @@ def write_run(run: Run) -> None:
     if origin is not None:
         origin = origin.model_copy(update={"address": hide_secrets(origin.address)})
     shown = {"config": without_secrets(run.config), "dataset": hide_secrets(run.dataset), "begun_from": origin}
-    run.folder.write_json(CONFIG, run.model_copy(update=shown).model_dump(exclude={"url"}))
+    run.check_owned()
+    run.folder.write_json(CONFIG, run.model_copy(update=shown).model_dump(exclude={"url", "claim"}))
 
 
 def changed_settings(run: Run, config: Config) -> dict[str, tuple[object, object]]:

@@ -166,5 +166,6 @@ def write_model_task(order: str) -> str:
     parsed = ModelOrder.model_validate_json(order)
     replica = resume_replica(parsed.run, parsed.step, number=0)
     weights = replica.ema.final_weights(replica.model)
+    parsed.run.check_owned()
     parsed.run.folder.write_bytes(MODEL, pack_model(replica.model.shape, weights, replica.dataset.tokenizer))
     return MODEL

@@ -22,6 +22,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from sparklm.errors import UserError
 from sparklm.storage import Folder, read_record
 from sparklm.training.checkpoint.files import (
     Contribution,
@@ -32,6 +33,7 @@ from sparklm.training.checkpoint.files import (
     reading_checkpoint,
     save_tensors,
 )
+from sparklm.training.run import Run
 from sparklm.training.sync.codec import Codec, ordered_mean
 from sparklm.training.sync.rounds import Round
 
@@ -88,9 +90,10 @@ def load_mean(run: Folder, commit: Commit, codec: Codec) -> Tensor:
         return slices[0] if len(slices) == 1 else torch.cat(slices)
 
 
-def write_commit(run: Folder, commit: Commit) -> None:
-    """Make a checkpoint count."""
-    step_folder(run, commit.step).write_text(_COMMIT, commit.model_dump_json())
+def write_commit(run: Run, commit: Commit) -> None:
+    """Make a checkpoint count, if the run is still ours."""
+    run.check_owned()
+    step_folder(run.folder, commit.step).write_text(_COMMIT, commit.model_dump_json())
     _logger.info("checkpoint committed", extra={"step": commit.step, "replicas": len(commit.replicas)})
 
 
@@ -120,7 +123,8 @@ def prune_checkpoints(run: Folder, keep: int, protect: Collection[int] = ()) -> 
     kept = {*committed[-keep:], *protect}
     for step in _steps(run):
         if step not in kept and step < committed[-1]:
-            with contextlib.suppress(OSError):  # a task that was given up may still write there: the next time, then
+            # A task that was given up may still write there: the next time, then.
+            with contextlib.suppress(OSError, UserError):
                 step_folder(run, step).remove(_COMMIT)
                 step_folder(run, step).remove()
                 _logger.debug("checkpoint pruned", extra={"step": step})

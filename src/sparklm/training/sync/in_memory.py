@@ -138,6 +138,6 @@ def _save_checkpoint(
     gathered = group.gather([each.model_dump_json() for each in files])
     if first.number == 0:
         all_files = [ReplicaFiles.model_validate_json(text) for text in gathered]
-        write_commit(run.folder, Commit(round=round_, shared=shared, replicas=all_files, mean=slices))
+        write_commit(run, Commit(round=round_, shared=shared, replicas=all_files, mean=slices))
         prune_checkpoints(run.folder, run.config.training.keep_checkpoints, protect)
     return files

@@ -104,7 +104,7 @@ def train_by_storage(
             begun = time.perf_counter()
             commit = _make_commit(run, done, answers, run_tasks)
             reduce_seconds += time.perf_counter() - begun
-            write_commit(run.folder, commit)
+            write_commit(run, commit)
             if answers[0].end is not None:
                 end = join_answers([answers[0].end], in_turn=False)
             stops = is_to_stop()
