@@ -129,7 +129,9 @@ def describe_model(address: str) -> ModelDescription:
 
 def _read_shape(files: ModelFiles) -> ModelShape:
     with refused_by_name(files.address):
-        return _shape_from(files.config(), files.address)
+        shape = _shape_from(files.config(), files.address)
+        shape.check()
+        return shape.model_copy(update={"dropout": 0.0})
 
 
 def _read_tokenizer(files: ModelFiles, shape: ModelShape) -> Tokenizer:
@@ -184,7 +186,7 @@ def _shown(shape: torch.Size | None) -> str:
 def _shape_from(config: Any, address: str) -> ModelShape:
     model_type = config.get("model_type") if isinstance(config, dict) else None
     if model_type == OWN_TYPE:
-        return ModelShape.model_validate(config["shape"]).model_copy(update={"dropout": 0.0})
+        return ModelShape.model_validate(config["shape"])
     by_type = {kind.hugging_face_type: name for name, kind in ARCHITECTURES.items() if kind.hugging_face_type}
     if model_type not in by_type:
         raise ValueError(f"model_type {model_type!r}, expected {' or '.join(map(repr, [*by_type, OWN_TYPE]))}")

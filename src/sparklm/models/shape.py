@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 from torch import Tensor
 
 from sparklm.config import Config
@@ -47,9 +47,8 @@ class ModelShape(Section):
     norm_epsilon: float = 1e-6
     dropout: float = 0.0
 
-    @model_validator(mode="after")
-    def _check_network(self) -> Self:
-        """Refuse a network that the settings of a run could not ask for either: anybody may have written this."""
+    def check(self) -> None:
+        """Refuse a network that the settings of a run could not ask for either, where anybody may have written this."""
         if self.architecture not in ARCHITECTURES:
             raise ValueError(f"architecture {self.architecture!r} is unknown to this version")
         try:
@@ -61,7 +60,6 @@ class ModelShape(Section):
         is_possible = kind.predicts_embeddings if self.predicts_embedding else kind.predicts_every_position
         if not is_possible and objective != "last_token":
             raise ValueError(f"the objective {objective} does not go with {self.architecture}")
-        return self
 
     @classmethod
     def from_config(cls, config: Config, vocab_size: int, embeddings_VE: Tensor | None = None) -> Self:
