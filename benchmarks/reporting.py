@@ -7,11 +7,13 @@ import os
 import platform
 import re
 import statistics
+import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
+from measuring import Comparison, Comparisons
 
 
 def make_parser(description: str | None, name: str | None = None) -> argparse.ArgumentParser:
@@ -21,6 +23,25 @@ def make_parser(description: str | None, name: str | None = None) -> argparse.Ar
         parser.add_argument("--write", type=Path, metavar="FILE", help="a document; the text is printed if left out")
         parser.add_argument("--name", default=name, help="in the document's markers")
     return parser
+
+
+def add_turns(parser: argparse.ArgumentParser, steps: int) -> None:
+    """Options of benchmarks that compare steps, turn by turn."""
+    parser.add_argument("--steps", type=int, default=steps, help="in a turn")
+    parser.add_argument("--repeats", type=int, default=5, help="turns")
+    parser.add_argument("--json", type=Path, help="also write what was measured here")
+
+
+def publish_comparisons(comparisons: Iterable[Comparison], options: argparse.Namespace) -> None:
+    """Show each comparison when it is made; then write the table, and the JSON that was asked for."""
+    found = []
+    for comparison in comparisons:
+        print(*comparison.cells(spread), sep="   ", file=sys.stderr)
+        found.append(comparison)
+    Comparisons(machine=machine(), comparisons=found).save(options.json)
+    header = ("work", "against", "sparklm", "the other", "ratio", "")
+    table = markdown(header, [comparison.cells(spread) for comparison in found])
+    publish(f"{table}\n\n{machine()}.", options.write, "benchmark", options.name)
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -8,15 +8,15 @@ schedule. With --write FILE the table goes between the markers <!-- benchmark:st
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 
 import safetensors.torch
 import torch
 import torch.nn.functional as F
-from measuring import Comparison, Comparisons, prepare_here, take_turns
-from reporting import machine, make_parser, markdown, publish, spread
+from measuring import Comparison, prepare_here, take_turns
+from peers import seconds_of, step_of
+from reporting import add_turns, make_parser, publish_comparisons
 from torch import Tensor
 
 from sparklm.config.resolve import resolve
@@ -58,33 +58,31 @@ def bare_loss(model: LanguageModel, windows: Tensor) -> Tensor:
     return F.cross_entropy(F.linear(features, model.output_weight).flatten(0, 1), targets.flatten())
 
 
-def compare(preset: str, folder: Path, corpus: str | None, steps: int, repeats: int) -> Comparison:
+def compare(preset: str, corpus: str | None, steps: int, repeats: int) -> Comparison:
     """Both ways to do the steps of a preset, in turn."""
-    ours, theirs = make_replica(preset, folder / "ours", corpus), make_replica(preset, folder / "bare", corpus)
-    torch.set_num_threads(ours.run.threads)
-    optimizer = build_optimizer(theirs.model, theirs.config.training)
+    with tempfile.TemporaryDirectory() as folder:
+        ours, theirs = (make_replica(preset, Path(folder, name), corpus) for name in ("ours", "bare"))
+        torch.set_num_threads(ours.run.threads)
+        optimizer = build_optimizer(theirs.model, theirs.config.training)
 
-    def replica_steps() -> None:
-        for step in range(steps):
-            with ours.log.clock("fit"):
-                ours.strategy.step(ours.read(step))
+        def bare_steps() -> None:
+            for step in range(steps):
+                optimizer.zero_grad()
+                bare_loss(theirs.model, torch.from_numpy(theirs.read(step))).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
 
-    def bare_steps() -> None:
-        for step in range(steps):
-            optimizer.zero_grad()
-            bare_loss(theirs.model, torch.from_numpy(theirs.read(step))).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+        def our_steps() -> None:
+            seconds_of(steps, step_of(ours))
 
-    replica_steps()
-    bare_steps()
-    seconds, peer_seconds, _, _ = take_turns(replica_steps, bare_steps, repeats)
-    tokens = steps * ours.plan.batch_size * ours.config.data.window_size
+        our_steps()
+        bare_steps()
+        seconds, peer_seconds, _, _ = take_turns(our_steps, bare_steps, repeats)
     return Comparison(
         work=f"a step of {preset}",
         peer="a bare torch loop",
         seconds=seconds,
         peer_seconds=peer_seconds,
-        amount=tokens / 1000,
+        amount=steps * ours.plan.batch_size * ours.config.data.window_size / 1000,
         unit="k tokens/s",
         remark=f"{count(ours.run.threads, 'thread')}, {len(ours.model.token_embeddings):,} token ids",
     )
@@ -94,19 +92,10 @@ def main() -> None:
     """Measure, and write the table."""
     parser = make_parser(__doc__, "steps")
     parser.add_argument("--corpus", help="text, instead of the built-in sample")
-    parser.add_argument("--steps", type=int, default=30, help="in a turn")
-    parser.add_argument("--repeats", type=int, default=5, help="turns")
-    parser.add_argument("--json", type=Path, help="also write what was measured here")
+    add_turns(parser, steps=30)
     options = parser.parse_args()
-    found = []
-    for preset in PRESETS:
-        with tempfile.TemporaryDirectory() as folder:
-            found.append(compare(preset, Path(folder), options.corpus, options.steps, options.repeats))
-        print(*found[-1].cells(spread), sep="   ", file=sys.stderr)
-    Comparisons(machine=machine(), comparisons=found).save(options.json)
-    header = ("work", "against", "sparklm", "the other", "ratio", "")
-    table = markdown(header, [comparison.cells(spread) for comparison in found])
-    publish(f"{table}\n\n{machine()}.", options.write, "benchmark", options.name)
+    found = (compare(preset, options.corpus, options.steps, options.repeats) for preset in PRESETS)
+    publish_comparisons(found, options)
 
 
 if __name__ == "__main__":

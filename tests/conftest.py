@@ -143,13 +143,17 @@ def no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def processes_are_marked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only tests marked `spark` or `process` start processes (but git), so that `make test-fast` can leave them out."""
+    """Only tests marked `spark` or `process` start processes, so that `make test-fast` can leave them out.
+
+    But for git, and what reads config files.
+    """
     if any(request.node.get_closest_marker(name) for name in ("spark", "process")):
         return
     start = subprocess.Popen.__init__
 
     def refuse(self, arguments, *more, **options):
-        assert arguments[0] == "git", f"{arguments} is started: mark the test with `process`"
+        is_free = arguments[0] == "git" or "sparklm.config_reader" in arguments
+        assert is_free, f"{arguments} is started: mark the test with `process`"
         start(self, arguments, *more, **options)
 
     monkeypatch.setattr(subprocess.Popen, "__init__", refuse)

@@ -17,6 +17,8 @@ from contextlib import suppress
 import psutil
 import torch
 
+from sparklm.threads import require_threads
+
 _SHORTEST_LOAD_SECONDS = 0.5  # below, a moment's work would look like a load
 _LOOK_SECONDS = 0.5
 _SPARE_CORES = 0.25  # what others may use before they count
@@ -30,6 +32,7 @@ def usable_cores() -> int:
 
 def use_threads(threads: int) -> None:
     """Set how many CPU threads torch uses, whatever the environment of this process says."""
+    require_threads(threads - 1, f"training.threads={threads}", "set fewer")
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
     share_cores()

@@ -51,6 +51,7 @@ from sparklm.training.evaluations import EvaluationPlan
 from sparklm.training.extend import LENGTH_KEYS, longer_run, make_longer
 from sparklm.training.fit import fit
 from sparklm.training.heartbeat import PROGRESS, clear_beats
+from sparklm.training.memory import refuse_too_large
 from sparklm.training.metrics import METRICS, EpochRecord
 from sparklm.training.origin import write_first_state
 from sparklm.training.records import EVALUATIONS, SAMPLES, STEPS, TASKS
@@ -125,7 +126,7 @@ def train(
                 _make_longer(run, found.branch, watcher)
             dataset = _reopen(run, placement, resume)
             plan = make_plan(run.config, dataset)
-        if run.threads > 1 and (config.spark.master == "none" or config.spark.master.startswith("local")):
+        if run.threads > 1 and _is_here(config):
             _warn_of_load(load.read(), watcher)
         identified = identify(run=run.run_id)
         with exporting(run, watcher.warn) as exporters:
@@ -324,6 +325,8 @@ def _begin(
         config = _with_replicas(config, dataset, placement)
         plan = make_plan(config, dataset)  # which refuses what is too short
         _note_short_documents(config, dataset, watcher)
+        if _is_here(config) and choose_device(config.training.device).type == "cpu":
+            refuse_too_large(config, dataset.manifest.vocab_size)
         if config.data.embeddings is not None:
             _write_embeddings(config.data.embeddings, config, dataset, folder, placement)
         threads = replica_threads(config, placement)
@@ -450,6 +453,11 @@ def describe_counts(manifest: Manifest) -> list[str]:
     return lines
 
 
+def _is_here(config: Config) -> bool:
+    """Whether all work is done on this machine."""
+    return config.spark.master == "none" or config.spark.master.startswith("local")
+
+
 def _replicas(config: Config) -> str:
     distributed = config.distributed
     if distributed.replicas == 1:
@@ -470,8 +478,7 @@ def _warn_of_load(busy_cores: float, watcher: Watcher) -> None:
 def describe_work(run: Run, plan: WindowPlan, vocab_size: int) -> str:
     """How much there is to train, on what: all that is known before the first step."""
     training, data = run.config.training, run.config.data
-    is_here = run.config.spark.master == "none" or run.config.spark.master.startswith("local")
-    device = choose_device(training.device).type if is_here else training.device
+    device = choose_device(training.device).type if _is_here(run.config) else training.device
     limit = " (training.max_steps)" if plan.total_steps == training.max_steps else ""
     if run.planned is not None:
         limit = ""

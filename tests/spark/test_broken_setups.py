@@ -153,7 +153,7 @@ def listening() -> Iterator[str]:
     ("settings", "seen", "remedy"),
     [
         (["spark.executor.memory=100m"], "Executor memory .* must be at least", "spark.executor.memory=1g"),
-        (["spark.local.dir=/proc/nothing"], "its Java has ended", "spark.local.dir"),
+        (["spark.local.dir=/proc/nothing"], "cannot be written", "spark.local.dir"),
         (["spark.event_log=/proc/nothing"], "/proc/nothing", "spark.event_log"),
     ],
     ids=["too little memory", "no scratch", "no place for the event log"],

@@ -7,6 +7,7 @@ else. Heavy imports happen inside the commands, so that `sparklm --help` answers
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -33,6 +34,7 @@ from sparklm.cli import (
     watch,
 )
 from sparklm.cli.command import Command, describe_usage_error
+from sparklm.cli.streams import prepare_streams
 from sparklm.errors import JobError, UserError
 from sparklm.redaction import hide_secrets
 
@@ -80,8 +82,12 @@ def _without_command(
 def main() -> None:
     """Run the command line; turn what users did wrong into one message and exit code 2."""
     sys.excepthook = _print_without_secrets
+    prepare_streams()
     try:
-        sys.exit(app(prog_name="sparklm", standalone_mode=False))
+        _check_surroundings()
+        code = app(prog_name="sparklm", standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code)
     except typer.TyperException as error:
         print(f"sparklm: {hide_secrets(describe_usage_error(error))}", file=sys.stderr)
         sys.exit(2)
@@ -96,6 +102,19 @@ def main() -> None:
             raise
         _logger.exception("the run ends")
         sys.exit(1)
+
+
+def _check_surroundings() -> None:
+    """Refuse what no command can work with: arguments that are no text, and a working directory that is gone."""
+    for argument in sys.argv[1:]:
+        try:
+            argument.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"the argument {argument!r} is not valid UTF-8; write it in UTF-8") from error
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UserError("the working directory is gone; go to another one, and try again") from error
 
 
 def _print_without_secrets(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:

@@ -1,14 +1,15 @@
-"""Config files: four formats in, one flat mapping of dotted keys out."""
+"""Config files: four formats in, one flat mapping of dotted keys out, in bounded time and memory."""
 
 from __future__ import annotations
 
 import json
 import os
-import tomllib
-from collections.abc import Iterator, Mapping
-from typing import Any
+import subprocess
+import sys
 
-from sparklm.errors import UserError
+from sparklm.config_reader import MOST_BYTES, MOST_SECONDS
+from sparklm.errors import JobError, UserError
+from sparklm.redaction import hide_secrets
 from sparklm.storage import split_address
 
 FORMATS = (".conf", ".hocon", ".yaml", ".yml", ".toml", ".json")
@@ -21,47 +22,31 @@ def read_config_file(address: str) -> dict[str, object]:
     if suffix not in FORMATS:
         raise UserError(f"config file {address}: unknown format {suffix!r}; use one of {', '.join(FORMATS)}")
     try:
-        text = folder.read_text(name)
+        data = folder.read_small(name, MOST_BYTES)
     except FileNotFoundError as error:
         raise UserError(f"config file {address}: no such file") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise UserError(f"config file {address} cannot be read: {error}") from error
-    tree = _parse(text, suffix, address)
-    if not isinstance(tree, Mapping):
-        raise UserError(f"config file {address}: expected settings by name, got a {type(tree).__name__}")
-    values = dict(_flatten(tree))
-    for key, value in values.items():
-        if not isinstance(value, (str, int, float, list, type(None))):
-            raise UserError(
-                f"config file {address}: {key} was read as a {type(value).__name__} ({value}); put it in quotes"
-            )
-    return values
+    includes = "" if "://" in address else os.path.dirname(os.path.abspath(address))
+    return _parse(data, suffix[1:], includes, hide_secrets(address))
 
 
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """The leaves of a nested mapping, with dotted keys."""
-    for key, value in tree.items():
-        dotted = f"{prefix}{str(key).strip(chr(34))}"
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{dotted}.")
-        else:
-            yield dotted, value
-
-
-def _parse(text: str, suffix: str, address: str) -> Any:
-    import yaml
-    from pyhocon import ConfigFactory
-    from pyhocon.exceptions import ConfigException
-    from pyparsing import ParseBaseException
-
+def _parse(data: bytes, kind: str, includes: str, name: str) -> dict[str, object]:
+    """Have a file parsed by a process of its own, which cannot take more than some memory and time."""
+    command = [sys.executable, "-P", "-m", "sparklm.config_reader", kind, includes]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
-        if suffix == ".json":
-            return json.loads(text)
-        if suffix == ".toml":
-            return tomllib.loads(text)
-        if suffix in (".yaml", ".yml"):
-            return yaml.safe_load(text) or {}
-        includes = None if "://" in address else os.path.dirname(os.path.abspath(address))
-        return ConfigFactory.parse_string(text, basedir=includes).as_plain_ordered_dict() if text.strip() else {}
-    except (ValueError, yaml.YAMLError, ParseBaseException, ConfigException) as error:
-        raise UserError(f"config file {address} is not valid {suffix[1:]}: {error}") from error
+        done = subprocess.run(
+            command, input=data, stdout=subprocess.PIPE, env=environment, timeout=2 * MOST_SECONDS, check=False
+        )
+        answer = json.loads(done.stdout)
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"config file {name} takes too long to read") from error
+    except ValueError as error:  # it was killed, and has no answer
+        raise UserError(f"config file {name} takes too much time or memory to read") from error
+    except OSError as error:
+        raise JobError(f"config file {name}: no process can be started to read it ({error})") from error
+    if "problem" in answer:
+        raise UserError(f"config file {name}{answer['problem']}")
+    settings: dict[str, object] = answer["settings"]
+    return settings

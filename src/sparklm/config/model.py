@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from sparklm.config.section import Fraction, PositiveInt, Section, alternatives, one_of
+from sparklm.config.section import Fraction, Section, Size, WindowSize, alternatives, one_of
 from sparklm.models.registry import ARCHITECTURES, Architecture
 
 Positions = Literal["sinusoidal", "learned", "rotary", "none"]
@@ -24,14 +24,16 @@ class ModelConfig(Section):
     architecture: Annotated[str, one_of(ARCHITECTURES)] = Field(
         "gpt", description=f"kind of network: {', '.join(ARCHITECTURES)}"
     )
-    num_layers: PositiveInt = Field(4, description="layers between embedding and output")
-    width: PositiveInt = Field(128, description="size of the hidden vectors")
-    num_heads: PositiveInt | None = Field(None, description="attention heads; none = at least 4, of size 64 or less")
-    num_kv_heads: PositiveInt | None = Field(None, description="heads of keys and values; none = num_heads")
-    head_size: PositiveInt | None = Field(None, description="size of one head; none = width / num_heads")
-    feedforward_size: PositiveInt | None = Field(None, description="inner size of feed-forward; none = 8/3 width")
-    context_length: PositiveInt | None = Field(None, description="longest input; none = data.window_size")
-    embedding_size: PositiveInt | None = Field(
+    num_layers: Annotated[int, Field(ge=1, le=4096)] = Field(4, description="layers between embedding and output")
+    width: Size = Field(128, description="size of the hidden vectors")
+    num_heads: Size | None = Field(None, description="attention heads; none = at least 4, of size 64 or less")
+    num_kv_heads: Size | None = Field(None, description="heads of keys and values; none = num_heads")
+    head_size: Annotated[int, Field(ge=1, le=4096)] | None = Field(
+        None, description="size of one head; none = width / num_heads"
+    )
+    feedforward_size: Size | None = Field(None, description="inner size of feed-forward; none = 8/3 width")
+    context_length: WindowSize | None = Field(None, description="longest input; none = data.window_size")
+    embedding_size: Size | None = Field(
         None, description="size of token embeddings; none = that of given ones, else width"
     )
     freeze_embeddings: bool = Field(False, description="leave the token embeddings as they are at the start")
@@ -41,8 +43,10 @@ class ModelConfig(Section):
         description="encoding of positions; none = rotary for "
         f"{alternatives(architectures_that(lambda kind: kind.is_rotary))}, sinusoidal for the others",
     )
-    rope_base: Annotated[float, Field(gt=1)] = Field(10_000.0, description="base of the rotary position encoding")
-    norm_epsilon: Annotated[float, Field(gt=0)] = Field(1e-6, description="added under the root in RMSNorm")
+    rope_base: Annotated[float, Field(gt=1, le=1e12)] = Field(
+        10_000.0, description="base of the rotary position encoding"
+    )
+    norm_epsilon: Annotated[float, Field(gt=0, le=1)] = Field(1e-6, description="added under the root in RMSNorm")
     dropout: Fraction = Field(0.0, description="part of activations dropped in training")
 
     @model_validator(mode="after")

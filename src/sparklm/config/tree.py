@@ -14,7 +14,19 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from sparklm.config.model import ModelConfig, architectures_that
-from sparklm.config.section import Fraction, NonEmptyText, Places, PositiveInt, Section, Seed, alternatives, one_of
+from sparklm.config.section import (
+    Fraction,
+    NonEmptyText,
+    Places,
+    PositiveInt,
+    Rate,
+    Section,
+    Seed,
+    Size,
+    WindowSize,
+    alternatives,
+    one_of,
+)
 from sparklm.text.formats import AUTO, format_names, formats_with_columns, suggested_format
 from sparklm.training.optim import OPTIMIZERS
 from sparklm.training.schedule import SCHEDULES
@@ -22,6 +34,7 @@ from sparklm.wording import listed
 
 ExchangeKind = Literal["storage", "collective"]
 MOST_REPLICAS = 4096
+MOST_THREADS = 1024
 ObjectiveKind = Literal["next_token", "last_token", "embedding", "last_embedding"]
 EMBEDDING_OBJECTIVES, LAST_OBJECTIVES = ("embedding", "last_embedding"), ("last_token", "last_embedding")
 
@@ -42,9 +55,9 @@ class DataConfig(Section):
     vocab_size: Annotated[int, Field(ge=257, le=1_000_000)] | None = Field(
         None, description="BPE entries; none = from the corpus size"
     )
-    window_size: PositiveInt = Field(128, description="tokens a model sees at once")
+    window_size: WindowSize = Field(128, description="tokens a model sees at once")
     stride: PositiveInt | None = Field(None, description="tokens between window starts; none = window_size")
-    overlap: Annotated[int, Field(ge=0)] | None = Field(
+    overlap: Annotated[int, Field(ge=0, lt=2**20)] | None = Field(
         None, description="tokens neighbouring windows share, instead of stride"
     )
     format: NonEmptyText = Field(
@@ -155,7 +168,9 @@ class CleaningConfig(Section):
     line_ends: Literal["lf", "keep"] = Field("lf", description="lf = CRLF line ends become LF; keep = as they are")
     gutenberg: bool = Field(False, description="cut off the licence around Project Gutenberg books")
     unicode: Literal["none", "NFC", "NFKC"] = Field("none", description="Unicode normalisation")
-    min_length: Annotated[int, Field(ge=0)] = Field(0, description="characters below which a document is left out")
+    min_length: Annotated[int, Field(ge=0, le=2**40)] = Field(
+        0, description="characters below which a document is left out"
+    )
     duplicates: Literal["keep", "exact", "near"] = Field(
         "keep", description="leave out documents equal to an earlier one, or nearly so"
     )
@@ -197,23 +212,24 @@ class TrainingConfig(Section):
     label_smoothing: Fraction = Field(0.0, description="part of the probability that wrong tokens should get")
     epochs: PositiveInt = Field(3, description="times every window is seen")
     max_steps: PositiveInt | None = Field(None, description="steps after which training ends in any case")
-    max_minutes: Annotated[float, Field(gt=0)] | None = Field(
+    max_minutes: Annotated[float, Field(gt=0, le=10_000_000)] | None = Field(
         None, description="minutes of training after which it ends; none = no limit"
     )
-    batch_size: PositiveInt = Field(4, description="windows per replica that go through the network at once")
-    accumulation_steps: PositiveInt = Field(1, description="batches whose gradients make one step")
+    batch_size: Size = Field(4, description="windows per replica that go through the network at once")
+    accumulation_steps: Size = Field(1, description="batches whose gradients make one step")
     optimizer: Annotated[str, one_of(OPTIMIZERS)] = Field(
         "muon", description=f"how gradients become updates: {', '.join(OPTIMIZERS)}"
     )
-    learning_rate: Annotated[float, Field(gt=0)] = Field(
+    learning_rate: Rate = Field(
         0.02,
         description="highest learning rate; with muon, of the matrices inside the network. "
         f"{_by_optimizer('learning_rate')}",
     )
-    embedding_rate: Annotated[float, Field(gt=0)] = Field(
-        7.5, description="muon: highest rate of the embedding, in learning rates, at a width of 768"
+    embedding_rate: Rate = Field(
+        7.5,
+        description="muon: highest rate of the embedding, in learning rates, at a width of 768 and 16,384 token ids",
     )
-    output_rate: Annotated[float, Field(gt=0)] = Field(
+    output_rate: Rate = Field(
         0.2, description="muon: highest rate of the output layer, in learning rates, at a width of 768"
     )
     schedule: Annotated[str, one_of(SCHEDULES)] = Field(
@@ -228,7 +244,7 @@ class TrainingConfig(Section):
     final_learning_rate_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
         0.05, description="what is left of the rate at the end"
     )
-    weight_decay: Annotated[float, Field(ge=0)] = Field(
+    weight_decay: Annotated[float, Field(ge=0, le=1e6)] = Field(
         0.6,
         description="pull of matrices towards zero; with muon it falls with the rate, and embedding and output have "
         f"none. {_by_optimizer('weight_decay')}",
@@ -246,10 +262,10 @@ class TrainingConfig(Section):
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None, description="decay of the moving average of weights that becomes the model; none = the last weights do"
     )
-    gradient_clip: Annotated[float, Field(gt=0)] | None = Field(
+    gradient_clip: Annotated[float, Field(gt=0, le=1e18)] | None = Field(
         1.0, description="largest gradient norm; none = no limit"
     )
-    evaluate_every: Annotated[int, Field(ge=0)] | None = Field(
+    evaluate_every: Annotated[int, Field(ge=0, le=2**40)] | None = Field(
         None, description="steps between evaluations; 0 = at epochs' ends only; none = about 20 in a run"
     )
     evaluation_tokens: PositiveInt | None = Field(
@@ -259,12 +275,14 @@ class TrainingConfig(Section):
         None, description="evaluations without a better loss before stopping; the best weights become the model"
     )
     checkpoint_every_steps: PositiveInt = Field(500, description="most steps between checkpoints")
-    checkpoint_every_minutes: Annotated[float, Field(gt=0)] = Field(
+    checkpoint_every_minutes: Annotated[float, Field(gt=0, le=10_000_000)] = Field(
         5.0, description="most minutes between checkpoints; several replicas save after the sync that is under way"
     )
     keep_checkpoints: PositiveInt = Field(2, description="newest checkpoints kept")
     seed: Seed = Field(1337, description="decides initial weights, order and dropout")
-    threads: PositiveInt | None = Field(None, description="CPU threads of a replica; none = those its slot has")
+    threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | None = Field(
+        None, description="CPU threads of a replica; none = those its slot has"
+    )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="numbers in matrix products; weights stay fp32; auto = bf16 on a GPU that has it"
     )
@@ -305,7 +323,7 @@ class DistributedConfig(Section):
         True, description="averaging: average the optimizer state as well; false = each replica keeps its own"
     )
     diloco_steps: PositiveInt = Field(100, description="diloco: steps between two syncs")
-    outer_learning_rate: Annotated[float, Field(gt=0)] = Field(0.8, description="diloco: of the outer optimizer")
+    outer_learning_rate: Rate = Field(0.8, description="diloco: of the outer optimizer")
     outer_momentum: Fraction = Field(0.5, description="diloco: of the outer optimizer")
     compress: Literal["none", "fp16", "bf16", "int8"] = Field(
         "none", description="wire dtype of what replicas contribute; what rounding loses goes into the next sync"
@@ -313,7 +331,7 @@ class DistributedConfig(Section):
     exchange: Literal["auto"] | ExchangeKind = Field(
         "auto", description="how replicas sync on Spark: storage (retryable tasks, files), collective (a barrier stage)"
     )
-    prefetch_batches: Annotated[int, Field(ge=0)] = Field(2, description="batches read ahead")
+    prefetch_batches: Annotated[int, Field(ge=0, le=1024)] = Field(2, description="batches read ahead")
     timeout_seconds: Annotated[float, Field(gt=0, le=86_400)] = Field(
         600, description="silence after which a replica counts as lost"
     )
@@ -367,13 +385,19 @@ class SparkConfig(Section):
 class Word2VecConfig(Section):
     """How Word2Vec learns token embeddings; their size is model.embedding_size."""
 
-    window: PositiveInt = Field(5, description="farthest context; each centre's own is drawn from 1 to this")
-    negatives: PositiveInt = Field(5, description="noise tokens for each pair")
+    window: Annotated[int, Field(ge=1, le=1024)] = Field(
+        5, description="farthest context; each centre's own is drawn from 1 to this"
+    )
+    negatives: Annotated[int, Field(ge=1, le=1024)] = Field(5, description="noise tokens for each pair")
     epochs: PositiveInt = Field(5, description="times the tokens are read")
-    subsample: Annotated[float, Field(ge=0)] = Field(1e-3, description="frequency from which tokens are thinned out")
+    subsample: Annotated[float, Field(ge=0, le=1)] = Field(
+        1e-3, description="frequency from which tokens are thinned out"
+    )
     min_count: PositiveInt = Field(5, description="rarer tokens are left out and get the mean vector")
-    learning_rate: Annotated[float, Field(gt=0)] = Field(0.02, description="at the start; falls in a straight line")
-    parts: PositiveInt | None = Field(None, description="parts trained side by side; none = by number of tokens")
+    learning_rate: Rate = Field(0.02, description="at the start; falls in a straight line")
+    parts: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] | None = Field(
+        None, description="parts trained side by side; none = by number of tokens"
+    )
 
 
 class MetricsConfig(Section):
@@ -390,8 +414,8 @@ class GenerationConfig(Section):
     prompt: str | None = Field(
         None, description="what the text starts with; none = the first words of a sentence of validation text"
     )
-    max_new_tokens: PositiveInt = Field(120, description="tokens to add")
-    temperature: Annotated[float, Field(ge=0)] = Field(0.7, description="0 = always the likeliest token")
+    max_new_tokens: WindowSize = Field(120, description="tokens to add")
+    temperature: Annotated[float, Field(ge=0, le=1e6)] = Field(0.7, description="0 = always the likeliest token")
     top_k: PositiveInt | None = Field(50, description="choose among this many likeliest tokens")
     top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None, description="choose among the likeliest with this total"

@@ -19,6 +19,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,7 @@ from sparklm.text.tokenizer import Tokenizer
 EMBEDDINGS = "embeddings.safetensors"
 WORD2VEC_ROUNDS = "word2vec-rounds"  # a folder, while Word2Vec is trained
 _SHOWN = 10
+_MOST_UNPACKED = 64  # times as large as its file, a table of vectors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,13 +123,16 @@ def _from_safetensors(data: bytes, address: str) -> Rows:
 
     try:
         tensors = safetensors.torch.load(data)
-    except (SafetensorError, KeyError) as error:
+    except (SafetensorError, KeyError, ValueError, RuntimeError, TypeError) as error:
         raise UserError(f"{address} is not a safetensors file: {error}") from error
     matrices = {name: tensor for name, tensor in tensors.items() if tensor.dim() == 2}
     if "embeddings" not in matrices and len(matrices) != 1:
         shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in sorted(tensors.items()))
         raise UserError(f"{address}: no matrix 'embeddings', only {shapes}")
-    vectors = matrices.get("embeddings", next(iter(matrices.values()))).float().numpy()
+    matrix = matrices.get("embeddings", next(iter(matrices.values())))
+    if not matrix.is_floating_point():
+        raise UserError(f"{address}: the matrix holds {str(matrix.dtype).removeprefix('torch.')}, not decimal numbers")
+    vectors = matrix.float().numpy()
     return Rows(vectors=vectors, ids=list(range(len(vectors))), form="a matrix")
 
 
@@ -136,8 +141,9 @@ def _from_parquet(data: bytes, address: str) -> Rows:
     import pyarrow.parquet
 
     try:
+        _check_parquet_size(pyarrow.parquet.ParquetFile(io.BytesIO(data)), len(data), address)
         table = pyarrow.parquet.read_table(io.BytesIO(data))
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise UserError(f"{address} cannot be read as parquet: {error}") from error
     token_column, id_column = named_column(table.column_names, TOKEN_NAMES), named_column(table.column_names, ID_NAMES)
     if token_column is None and id_column is None:
@@ -161,6 +167,14 @@ def _from_parquet(data: bytes, address: str) -> Rows:
         tokens=None if token_column is None else [str(token) for token in table[token_column].to_pylist()],
         form="a table",
     )
+
+
+def _check_parquet_size(file: Any, num_bytes: int, address: str) -> None:
+    """Refuse a table that is far larger than its file: vectors hardly become smaller by compression."""
+    metadata = file.metadata
+    unpacked = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+    if unpacked > _MOST_UNPACKED * num_bytes + 2**20 or metadata.num_rows > _MOST_UNPACKED * num_bytes:
+        raise UserError(f"{address} has {num_bytes} bytes, and claims {unpacked} of {metadata.num_rows} rows")
 
 
 def _from_word2vec_binary(data: bytes, address: str) -> Rows:

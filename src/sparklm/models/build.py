@@ -25,6 +25,7 @@ def build_model(
 ) -> LanguageModel:
     """Build the network that a config asks for, its weights as given or drawn by the seed, with embeddings if given."""
     model = model_of_shape(ModelShape.from_config(config, vocab_size, embeddings_VE))
+    model.reserve(config.data.window_size)
     if weights:
         model.load_state_dict(weights)
         return model

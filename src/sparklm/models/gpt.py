@@ -33,6 +33,8 @@ _SIZES = {
     "head_dim": "head_size",
 }
 
+_FEW_ANGLES = 2**23  # of all positions: 64 MiB
+
 
 class RmsNorm(nn.Module):
     """Scale vectors to unit root mean square, then by a learned weight."""
@@ -163,19 +165,25 @@ class Decoder(nn.Module):
         self.norm = RmsNorm(shape.width, shape.norm_epsilon)
         self.dropout = nn.Dropout(shape.dropout)
         self.shape = shape
-        self.make_rotation_table()
+        for name in ("cosine_TD", "sine_TD"):  # which `reserve` computes
+            self.register_buffer(name, None, persistent=False)
 
-    def make_rotation_table(self) -> None:
-        """Compute the positions' angles (again, once a model that was built without memory has its weights)."""
-        shape = self.shape
-        cosine_TD, sine_TD = rotation_table(torch.arange(shape.context_length), shape.head_size, shape.rope_base)
-        self.register_buffer("cosine_TD", cosine_TD, persistent=False)
-        self.register_buffer("sine_TD", sine_TD, persistent=False)
+    def reserve(self, length: int) -> None:
+        """Have the angles of at least so many positions: a context may be far longer than what is ever used of it."""
+        shape, cosine_TD = self.shape, self.cosine_TD
+        if isinstance(cosine_TD, Tensor) and cosine_TD.shape[0] >= length:
+            return
+        with torch.inference_mode(False):  # whoever asks first; training may be next
+            places_T = torch.arange(min(2 * length, max(length, shape.context_length)), device="cpu")
+            tables = rotation_table(places_T, shape.head_size, shape.rope_base)
+            for name, table in zip(("cosine_TD", "sine_TD"), tables, strict=True):
+                setattr(self, name, table.to(self.embed_tokens.weight.device))
 
     def forward(self, tokens_BT: Tensor, cache: Cache | None) -> Tensor:
         """Compute the hidden vector of every position."""
         start = cache.length if cache is not None else 0
         stop = start + tokens_BT.shape[1]
+        self.reserve(stop)
         rotation = self.cosine_TD[start:stop], self.sine_TD[start:stop]  # type: ignore[index]
         x_BTC = self.dropout(_in_half_precision(self.embed_tokens(tokens_BT)))
         for layer in self.layers:
@@ -255,9 +263,10 @@ class Gpt(LanguageModel):
         """Generate with a copy of the weights that is laid out for it, unless they are too large for a second one."""
         return GptDecoder(self) if fits_twice(self) else super().decoding()
 
-    def finish_loading(self) -> None:
-        """Compute the rotation table, which is not stored."""
-        self.model.make_rotation_table()
+    def reserve(self, length: int) -> None:
+        """Have the angles of so many positions, or of all, if they take little memory."""
+        few = _FEW_ANGLES // self.shape.head_size
+        self.model.reserve(max(length, min(self.shape.context_length, few)))
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator) -> None:

@@ -95,21 +95,20 @@ class GptDecoder:
     @torch.inference_mode()
     def __init__(self, model: Gpt) -> None:
         decoder, self._shape = model.model, model.shape
+        self._decoder = decoder
         self._epsilon = torch.full((1,), self._shape.norm_epsilon, device=model.device)
         self._embeddings_VC = decoder.embed_tokens.weight
         self._fewest_rows = _FEWEST_ROWS if _packs(self._embeddings_VC) else 1
         self._layers = [_Layer.of(cast("DecoderLayer", layer)) for layer in decoder.layers]
         self._output = _Matrix(model.output_weight, norm_I=decoder.norm.weight)
-        cosine_TD, sine_TD = cast("Tensor", decoder.cosine_TD), cast("Tensor", decoder.sine_TD)
-        half = self._shape.head_size // 2  # the other half has the same angles
-        self._rotation_TD = torch.complex(cosine_TD[:, :half], sine_TD[:, :half])
+        self._rotation_TD = torch.empty((0, 0))  # of as many positions as were used so far
 
     @torch.inference_mode()
     def __call__(self, tokens_BT: Tensor, cache: Cache) -> Tensor:
         """Score every token to follow the last of these: (B, V). Their keys and values are added to the cache."""
         B, T = tokens_BT.shape
         start, stop = cache.length, cache.length + T
-        rotation_T1D = self._rotation_TD[start:stop, None]
+        rotation_T1D = self._rotation(stop)[start:stop, None]
         mask = mask_after_cache(T, stop, tokens_BT.device)
         x_NC = self._enough_rows(F.embedding(tokens_BT.reshape(-1), self._embeddings_VC))
         for number, layer in enumerate(self._layers):
@@ -121,6 +120,15 @@ class GptDecoder:
         cache.length = stop
         last_BC = x_NC[: B * T].view(B, T, -1)[:, -1]
         return self._output(self._enough_rows(self._norm(last_BC)))[:B]
+
+    def _rotation(self, length: int) -> Tensor:
+        """The angles of at least so many positions, as complex numbers: (T, D/2)."""
+        if self._rotation_TD.shape[0] < length:
+            self._decoder.reserve(length)
+            cosine_TD, sine_TD = cast("Tensor", self._decoder.cosine_TD), cast("Tensor", self._decoder.sine_TD)
+            half = self._shape.head_size // 2  # the other half has the same angles
+            self._rotation_TD = torch.complex(cosine_TD[:, :half], sine_TD[:, :half])
+        return self._rotation_TD
 
     def _enough_rows(self, x_NI: Tensor) -> Tensor:
         """The rows, and some of zeros where they are so few that the matrices would take longer for them."""

@@ -17,7 +17,7 @@ from sparklm.disk_cache import cached_copy, cached_file, cached_folder
 from sparklm.errors import UserError
 from sparklm.models.model_files import CONFIG, TOKENIZER, WEIGHTS, find_model
 from sparklm.models.model_zip import TrainedModel, load_model, pack_model
-from sparklm.storage import split_address
+from sparklm.storage import open_regular, split_address
 
 _MOST_OPEN_MODELS = 2  # of a process
 _CPU = torch.device("cpu")
@@ -61,5 +61,5 @@ def _cached(data: bytes) -> tuple[str, str]:
 
 
 def _checksum(path: Path) -> str:
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

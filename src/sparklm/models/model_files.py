@@ -9,6 +9,7 @@ tokenizer.json                                     text to ids and back
 from __future__ import annotations
 
 import json
+import reprlib
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,12 +23,13 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from sparklm.archive import read_members
-from sparklm.errors import UserError
-from sparklm.storage import Folder, split_address
+from sparklm.errors import JobError, UserError
+from sparklm.storage import Folder, require_regular_file, split_address
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 MODEL_ZIP = "model.zip"
 _INDEX = f"{WEIGHTS}.index.json"
+_MOST_SMALL_BYTES = 256 * 2**20
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -58,7 +60,7 @@ class ModelFiles:
         with refused_by_name(self.address):
             if self.archive is not None or self.folder.exists(WEIGHTS):
                 return self._tensors(WEIGHTS)
-            return self._weights_in_parts(self.folder.read_json(_INDEX)["weight_map"])
+            return self._weights_in_parts(dict(self.folder.read_json(_INDEX)["weight_map"]))
 
     def _weights_in_parts(self, weight_map: dict[str, str]) -> dict[str, Tensor]:
         weights: dict[str, Tensor] = {}
@@ -78,20 +80,24 @@ class ModelFiles:
     def _tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors of a file; those of a file on a local disk stay there, mapped into memory as they are used."""
         local = self.folder.local_path(name) if self.archive is None else None
-        return self._as_floats(
-            safetensors.torch.load(self._read(name)) if local is None else safetensors.torch.load_file(local)
-        )
+        if local is None:
+            return self._as_floats(safetensors.torch.load(self._read(name)))
+        require_regular_file(local)
+        return self._as_floats(safetensors.torch.load_file(local))
 
     def _as_floats(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, tensor in tensors.items():
             if tensor.dtype not in _FLOATS:
                 kind = str(tensor.dtype).removeprefix("torch.")
                 raise UserError(f"{self.address}: {name} is {kind}; weights must be float32, bfloat16 or float16")
+            if not _is_finite(tensor):
+                raise UserError(f"{self.address}: {name} holds what is infinite or no number; the model is broken")
         return {name: tensor.float() for name, tensor in tensors.items()}
 
     def _read(self, name: str) -> bytes:
         if self.archive is None:
-            return self.folder.read_bytes(name)
+            large = name.endswith(".safetensors")
+            return self.folder.read_bytes(name) if large else self.folder.read_small(name, _MOST_SMALL_BYTES)
         return read_members(self.folder.address(self.archive), [name], large=[WEIGHTS])[name]
 
 
@@ -115,24 +121,23 @@ def find_model(address: str) -> ModelFiles:
     return ModelFiles(address=address, folder=folder, archive=name)
 
 
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether all numbers of a tensor are finite, found in one pass and without a second tensor of its size."""
+    return tensor.numel() == 0 or bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
+
+
 @contextmanager
 def refused_by_name(address: str) -> Iterator[None]:
     """Turn whatever reading a stranger's file may raise into the user's error."""
     try:
         yield
-    except UserError:
+    except (UserError, JobError, MemoryError, OSError):
         raise
     except ValidationError as error:
         wrong = error.errors()[0]
-        name, value = ".".join(map(str, wrong["loc"])), wrong["input"]
-        raise UserError(f"{address} is not a sparklm model: in config.json {name} is {value!r}") from error
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-        safetensors.SafetensorError,
-    ) as error:
-        raise UserError(f"{address} is not a sparklm model: {type(error).__name__} {error}") from error
+        name = ".".join(map(str, wrong["loc"]))
+        reason = f"{name} is {reprlib.repr(wrong['input'])}" if name else wrong["msg"].removeprefix("Value error, ")
+        raise UserError(f"{address} is not a sparklm model: in config.json {reason}") from error
+    except Exception as error:
+        reason = f"{type(error).__name__} {error}".splitlines()[0]
+        raise UserError(f"{address} is not a sparklm model: {reason}") from error

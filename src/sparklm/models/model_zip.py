@@ -34,7 +34,7 @@ from sparklm.models.shape import ModelShape
 from sparklm.text.tokenizer import Tokenizer
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
-_LONGEST_CONTEXT = 2**20
+_LONGEST_CONTEXT, _MOST_TENSORS = 2**20, 2**16
 _READABLE_BY_ALL = 0o100644  # a plain file, as Unix has its mode
 
 
@@ -143,27 +143,30 @@ def _read_tokenizer(files: ModelFiles, shape: ModelShape) -> Tokenizer:
 
 def _build(shape: ModelShape, weights: dict[str, Tensor], address: str) -> LanguageModel:
     """Build the network around the tensors, once they are known to fit."""
-    if shape.num_layers > len(weights) or shape.context_length > _LONGEST_CONTEXT:
-        raise UserError(
-            f"{address}: config.json does not fit the weights: {shape.num_layers} layers and a context of "
-            f"{shape.context_length}, but {len(weights)} tensors"
-        )
+    wrong = f"{address}: config.json does not fit the weights"
     try:
+        _check_number(shape, len(weights), wrong)
         model = outline(shape)
-    except RuntimeError as error:
-        raise UserError(f"{address}: config.json does not fit the weights: {error}") from error
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:  # of sizes that no tensor can have
+        raise UserError(f"{wrong}: {str(error).splitlines()[0]}") from error
     weights = _without_tied_copy(shape, weights)
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
     found = {name: tensor.shape for name, tensor in weights.items()}
     if expected != found:
         name = min(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
-        raise UserError(
-            f"{address}: config.json does not fit the weights: {name} has shape "
-            f"{_shown(found.get(name))}, expected {_shown(expected.get(name))}"
-        )
+        raise UserError(f"{wrong}: {name} has shape {_shown(found.get(name))}, expected {_shown(expected.get(name))}")
     model.load_state_dict(weights, assign=True)
-    model.finish_loading()
     return model
+
+
+def _check_number(shape: ModelShape, num_tensors: int, wrong: str) -> None:
+    """Refuse more layers than there are tensors for, before a network of so many is laid out."""
+    one, two = (len(outline(shape.model_copy(update={"num_layers": number})).state_dict()) for number in (1, 2))
+    needed = one + (shape.num_layers - 1) * (two - one)
+    if needed > num_tensors or num_tensors > _MOST_TENSORS or shape.context_length > _LONGEST_CONTEXT:
+        raise UserError(
+            f"{wrong}: {shape.num_layers} layers and a context of {shape.context_length}, but {num_tensors} tensors"
+        )
 
 
 def _without_tied_copy(shape: ModelShape, weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -181,10 +184,7 @@ def _shown(shape: torch.Size | None) -> str:
 def _shape_from(config: Any, address: str) -> ModelShape:
     model_type = config.get("model_type") if isinstance(config, dict) else None
     if model_type == OWN_TYPE:
-        shape = ModelShape.model_validate(config["shape"])
-        if shape.architecture not in ARCHITECTURES:
-            raise ValueError(f"architecture {shape.architecture!r} is unknown to this version")
-        return shape.model_copy(update={"dropout": 0.0})
+        return ModelShape.model_validate(config["shape"]).model_copy(update={"dropout": 0.0})
     by_type = {kind.hugging_face_type: name for name, kind in ARCHITECTURES.items() if kind.hugging_face_type}
     if model_type not in by_type:
         raise ValueError(f"model_type {model_type!r}, expected {' or '.join(map(repr, [*by_type, OWN_TYPE]))}")

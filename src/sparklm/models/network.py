@@ -86,8 +86,8 @@ class LanguageModel(nn.Module, ABC):
             return lambda tokens_BT, _: self(tokens_BT, last_only=True)[:, 0]
         return lambda tokens_BT, cache: self(tokens_BT, cache, last_only=True)[:, 0]
 
-    def finish_loading(self) -> None:
-        """Compute what is not a weight, once a model that was built without memory has its weights."""
+    def reserve(self, length: int) -> None:
+        """Compute what is no weight for inputs of so many tokens: before training, where nothing may come or go."""
 
 
 class EmbeddedModel(LanguageModel):

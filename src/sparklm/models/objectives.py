@@ -20,7 +20,7 @@ from sparklm.text.windows import Int64Array
 
 # Scores are made for this many (prediction, token) pairs at once: 64 MiB in float32; on a GPU, 1 GiB.
 MOST_SCORES_AT_ONCE, _MORE_ON_A_GPU = 2**24, 2**4
-LossFunction = Callable[[LanguageModel, Tensor, float, int], tuple[Tensor, Tensor, Tensor]]
+LossFunction = Callable[[LanguageModel, Tensor, float, int, int], tuple[Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +29,8 @@ class BatchLoss:
 
     For tokens, right means that the likeliest token is the true one. For embeddings it means, as in the system that
     this comes from, a cosine of at least the threshold; how often the *nearest* token is the true one, which is much
-    harder, is counted beside it. To find the best token takes long, so it is looked for at the targets that are
-    *ranked*, which may be some of them only.
+    harder, is counted beside it. Both take time, so the right are counted among the targets that are *judged*, and the
+    nearest among those that are *ranked*, which may be some of them only.
     """
 
     loss: Tensor
@@ -80,29 +80,35 @@ def batch_loss(
     model: LanguageModel,
     windows: Tensor,
     label_smoothing: float = 0.0,
+    most_judged: int | None = None,
     most_ranked: int | None = None,
     compute: LossFunction | None = None,
 ) -> BatchLoss:
-    """Score a network by its objective, and rank at most so many of the targets, spread over all of them.
+    """Score a network by its objective; judge and rank at most so many of the targets, spread over all of them.
 
-    `compute` is `loss_and_counts`, or what does the same.
+    Scores of tokens are ranked where they are judged. `compute` is `loss_and_counts`, or what does the same.
     """
     shape = model.shape
     num_targets = windows.shape[0] * (1 if shape.predicts_last_only else windows.shape[1] - 1)
+    num_judged = num_targets if most_judged is None else min(most_judged, num_targets)
     num_ranked = num_targets if most_ranked is None else min(most_ranked, num_targets)
-    loss, num_correct, num_nearest = (compute or loss_and_counts)(model, windows, label_smoothing, num_ranked)
+    if not shape.predicts_embedding:
+        num_ranked = num_judged
+    loss, num_correct, num_nearest = (compute or loss_and_counts)(
+        model, windows, label_smoothing, num_judged, num_ranked
+    )
     return BatchLoss(
         loss=loss,
         num_correct=num_correct,
         num_nearest=num_nearest,
         num_targets=num_targets,
-        num_judged=num_targets if shape.predicts_embedding else num_ranked,
+        num_judged=num_judged,
         num_ranked=num_ranked,
     )
 
 
 def loss_and_counts(
-    model: LanguageModel, windows: Tensor, label_smoothing: float, num_ranked: int
+    model: LanguageModel, windows: Tensor, label_smoothing: float, num_judged: int, num_ranked: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The mean loss, and the numbers of the right and of the nearest.
 
@@ -115,8 +121,9 @@ def loss_and_counts(
     features_NC, targets_N = features_BTC.flatten(0, 1), targets_BT.flatten()
     if model.shape.predicts_embedding:
         predicted_NE = model.predicted_embeddings(features_NC)
-        return _embedding_loss(predicted_NE, targets_N, model.token_embeddings, model.shape.objective, num_ranked)
-    loss_sum, num_correct = _token_loss(features_NC, targets_N, model.output_weight, label_smoothing, num_ranked)
+        embeddings_VE, objective = model.token_embeddings, model.shape.objective
+        return _embedding_loss(predicted_NE, targets_N, embeddings_VE, objective, num_judged, num_ranked)
+    loss_sum, num_correct = _token_loss(features_NC, targets_N, model.output_weight, label_smoothing, num_judged)
     return loss_sum / targets_N.numel(), num_correct, num_correct
 
 
@@ -193,13 +200,22 @@ def _cross_entropy_sum(
 
 
 def _embedding_loss(
-    predicted_NE: Tensor, targets_N: Tensor, embeddings_VE: Tensor, objective: Objective, num_ranked: int
+    predicted_NE: Tensor,
+    targets_N: Tensor,
+    embeddings_VE: Tensor,
+    objective: Objective,
+    num_judged: int,
+    num_ranked: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Distance of the predicted embeddings from the true ones: the mean square of components, or 1 - cosine."""
     true_NE = embeddings_VE[targets_N]
-    similarities_N = F.cosine_similarity(predicted_NE, true_NE, dim=-1)
-    loss = F.mse_loss(predicted_NE, true_NE) if objective.embedding_loss == "mse" else 1.0 - similarities_N.mean()
-    num_correct = (similarities_N.detach() >= objective.similarity_threshold).sum()
+    if objective.embedding_loss == "mse":
+        loss = F.mse_loss(predicted_NE, true_NE)
+    else:
+        loss = 1.0 - F.cosine_similarity(predicted_NE, true_NE, dim=-1).mean()
+    judged = _spread(num_judged, targets_N)
+    similarities = F.cosine_similarity(predicted_NE.detach()[judged], true_NE[judged], dim=-1)
+    num_correct = (similarities >= objective.similarity_threshold).sum()
     if num_ranked == 0:
         return loss, num_correct, torch.zeros_like(num_correct)
     ranked = _spread(num_ranked, targets_N)

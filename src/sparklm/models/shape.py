@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationError, model_validator
 from torch import Tensor
 
 from sparklm.config import Config
+from sparklm.config.model import ModelConfig
 from sparklm.config.section import Section
 from sparklm.config.tree import EMBEDDING_OBJECTIVES, LAST_OBJECTIVES, ObjectiveKind
 from sparklm.errors import UserError
@@ -45,6 +46,22 @@ class ModelShape(Section):
     rope_base: float = 10_000.0
     norm_epsilon: float = 1e-6
     dropout: float = 0.0
+
+    @model_validator(mode="after")
+    def _check_network(self) -> Self:
+        """Refuse a network that the settings of a run could not ask for either: anybody may have written this."""
+        if self.architecture not in ARCHITECTURES:
+            raise ValueError(f"architecture {self.architecture!r} is unknown to this version")
+        try:
+            ModelConfig(**{name: getattr(self, name) for name in ModelConfig.model_fields if hasattr(self, name)})
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            raise ValueError(" ".join([*map(str, wrong["loc"]), wrong["msg"]])) from error
+        kind, objective = ARCHITECTURES[self.architecture], self.objective.kind
+        is_possible = kind.predicts_embeddings if self.predicts_embedding else kind.predicts_every_position
+        if not is_possible and objective != "last_token":
+            raise ValueError(f"the objective {objective} does not go with {self.architecture}")
+        return self
 
     @classmethod
     def from_config(cls, config: Config, vocab_size: int, embeddings_VE: Tensor | None = None) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from sparklm.config import SparkConfig
@@ -22,16 +22,19 @@ def started(
 ) -> Iterator[Placement]:
     """A place where work runs, for as long as the block lasts: this process, Spark, or a session that is there."""
     placement: Placement
+    guard: AbstractContextManager[None] = nullcontext()
     if spark.master == "none" and session is None:
         from sparklm.placement.in_process import InProcess
 
         placement = InProcess(watcher)
     else:
+        from sparklm.spark.jvm import telling_its_end
         from sparklm.spark.placement import OnSpark
 
-        placement = OnSpark(spark, watcher, session)
+        placement, guard = OnSpark(spark, watcher, session), telling_its_end()
     try:
-        yield placement
+        with guard:
+            yield placement
     finally:
         placement.stop()
 

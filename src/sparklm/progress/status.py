@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from sparklm.storage import Folder, LiveFile, not_waiting, read_live, still_owns
 from sparklm.training.run import CONFIG
@@ -59,7 +59,7 @@ class Status(BaseModel):
     model_config = ConfigDict(frozen=True)
     format: str = "sparklm status 1"
     host: str
-    process_id: int
+    process_id: Annotated[int, Field(ge=1, lt=2**31)]
     updated: float
     stage: str = ""
     tasks: tuple[str, int, int] | None = None  # title, done, all: of a job that is no training

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from sparklm.baseline import Baseline
 from sparklm.errors import UserError
@@ -81,9 +81,11 @@ class RunFacts:
 
     @property
     def baseline(self) -> Baseline | None:
-        """What the model's validation loss is compared with."""
-        found = self.statistics.get(BASELINE)
-        return Baseline.model_validate(found) if isinstance(found, dict) else None
+        """What the model's validation loss is compared with; None where the statistics do not say it."""
+        try:
+            return Baseline.model_validate(self.statistics.get(BASELINE))
+        except ValidationError:
+            return None
 
     def of_steps(self, field: str) -> npt.NDArray[Any]:
         """A field of all logged steps."""

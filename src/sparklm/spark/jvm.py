@@ -6,7 +6,9 @@ Java is looked for before anything else happens, because Spark's own error for a
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -18,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from sparklm.errors import JobError, UserError
+from sparklm.errors import JobError, StoreAwayError, TrainingDivergedError, UserError
 from sparklm.logs import foreign_line, is_json
 from sparklm.spark.secrets import shown_properties, split_java_options
 
@@ -44,6 +46,7 @@ _JSON_PATTERN = (
     """{"time":"%d{yyyy-MM-dd'T'HH:mm:ss.SSS}{UTC}Z","level":"%p","logger":"%enc{%c}{JSON}","""
     """"message":"%enc{%m}{JSON}"}%n%ex{0}"""
 )
+_END_SECONDS = 0.5  # from a connection's end to that of the process behind it
 _LINES_KEPT = 20  # of what a JVM says at its start
 
 
@@ -63,12 +66,14 @@ def check_java() -> str:
     except (OSError, subprocess.SubprocessError) as error:
         raise UserError(f"Java does not start ({java} -version: {error}). {_WITHOUT_JAVA}") from error
     version = re.search(r'version "(?:1\.)?(\d+)', output)
-    if version is not None and int(version[1]) < oldest:
+    if version is None:
+        raise UserError(f"{java} is no Java: {java} -version tells none. Point JAVA_HOME at one. {_WITHOUT_JAVA}")
+    if int(version[1]) < oldest:
         raise UserError(
             f"Spark needs Java {oldest} or newer, but {java} is Java {version[1]}. Install a newer one, or point "
             f"JAVA_HOME at it. {_WITHOUT_JAVA}"
         )
-    return version[1] if version is not None else "of unknown version"
+    return version[1]
 
 
 @cache
@@ -100,16 +105,73 @@ def start_jvm(properties: Mapping[str, str], java_options: str, log_level: str) 
         for key, value in shown_properties(properties).items():
             conf.set(key, value)
         shown, secret = split_java_options(java_options)
+        nameless = _nameless_user()
+        if nameless is not None:
+            shown = f"-Duser.home={tempfile.gettempdir()} {shown}"
         conf.set(JAVA_OPTIONS, f"-Dlog4j2.configurationFile={logging_file} {shown}".strip())
         try:
             SparkContext._ensure_initialized(conf=conf)
             jvm: Any = SparkContext._jvm
+            if nameless is not None:
+                users = jvm.org.apache.hadoop.security.UserGroupInformation
+                users.setLoginUser(users.createRemoteUser(nameless))
             for name, value in secret.items():
                 jvm.java.lang.System.setProperty(name, value)
         except PySparkException as error:
             lines = [line.decode(errors="replace").strip() for line in said]
             reason = next((line for line in lines if re.match(r"Error|Exception|Caused by", line)), None)
             raise JobError(f"Spark's Java does not start: {reason or str(error).splitlines()[0]}") from error
+
+
+def _nameless_user() -> str | None:
+    """The number of a user without a name, as containers have them; None for others. Java and Hadoop want a name."""
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        return os.environ.get("HADOOP_USER_NAME", str(os.getuid()))
+    return None
+
+
+def has_ended() -> bool:
+    """Whether the driver's JVM is gone that this process has started."""
+    from pyspark import SparkContext
+
+    process = getattr(SparkContext._gateway, "proc", None)  # none where spark-submit has started it, or nobody
+    if process is None:
+        return False
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_END_SECONDS)
+    return process.poll() is not None
+
+
+def hush_its_end() -> None:
+    """Keep PySpark and py4j from printing stacks of connections that a JVM took with it: the job says it in a line."""
+    from pyspark import SparkContext
+
+    logging.getLogger().addFilter(_is_no_lost_call)
+    server = getattr(SparkContext._active_spark_context, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda request, address: None
+
+
+def _is_no_lost_call(record: logging.LogRecord) -> bool:
+    return record.msg != "Exception while sending command."
+
+
+@contextlib.contextmanager
+def telling_its_end() -> Iterator[None]:
+    """Say in one line that the JVM has ended, whichever call was the first to meet that."""
+    try:
+        yield
+    except (UserError, StoreAwayError, TrainingDivergedError):
+        raise
+    except Exception as error:
+        if not has_ended():
+            raise
+        raise JobError(
+            "Spark's Java has ended: it was killed, or found no memory or threads. What was saved is good: the same "
+            "command goes on from it"
+        ) from error
 
 
 def set_log_level(level: str) -> None:
@@ -155,7 +217,8 @@ def _without_harmless_warnings(said: deque[bytes]) -> Iterator[None]:
             for line in lines:
                 said.append(line)
                 if _HARMLESS not in line:
-                    errors.write(foreign_line(line))
+                    with contextlib.suppress(OSError):  # a stream that is full or closed
+                        errors.write(foreign_line(line))
 
     threading.Thread(target=forward, daemon=True).start()
     sys.stderr.flush()

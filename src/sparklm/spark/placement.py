@@ -18,6 +18,7 @@ from sparklm.spark.barrier import RankOrder, rank_task
 from sparklm.spark.cluster import ClusterFacts, no_executors, share_of_cores
 from sparklm.spark.duplicates import find_duplicates_in_files
 from sparklm.spark.engine import engine_of
+from sparklm.spark.jvm import has_ended
 from sparklm.spark.memory import check_executor_memory
 from sparklm.spark.rows import KeyedRows, refuse_table, save_table
 from sparklm.spark.session import is_running, start_session
@@ -227,6 +228,8 @@ class OnSpark:
             except JobError as error:
                 if follower is not None and follower.stop.is_asked:  # what is saved is the newest checkpoint
                     raise KeyboardInterrupt from error
+                if has_ended():  # nothing is left that could try again
+                    raise
                 reason = supervisor.explain(error)
                 if type(reason) is not JobError:  # trying again would not change it
                     raise reason from error

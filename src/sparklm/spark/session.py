@@ -20,14 +20,26 @@ from sparklm.errors import JobError, UserError
 from sparklm.redaction import SECRET_IN_ADDRESS, SECRET_WORDS
 from sparklm.spark.connect import check_packages, open_session
 from sparklm.spark.doctor.versions import judge_spark_home, pyspark_version
-from sparklm.spark.jvm import JAVA_OPTIONS, QUIET_LEVEL, check_java, innermost_cause, set_log_level, start_jvm
+from sparklm.spark.jvm import (
+    JAVA_OPTIONS,
+    QUIET_LEVEL,
+    check_java,
+    hush_its_end,
+    innermost_cause,
+    set_log_level,
+    start_jvm,
+)
 from sparklm.spark.reach import interruptibly
 from sparklm.spark.submitted import is_submitted, spark_settings
 from sparklm.spark.yarn import YARN_TAGS, check_yarn, following_yarn
 from sparklm.storage import Folder
+from sparklm.threads import require_threads
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# Of a driver with its workers: up to 115 were seen on two cores, and with fewer than it wants it hangs.
+_JVM_THREADS, _JVM_THREADS_PER_CORE = 150, 5
 
 
 def check_start(spark: SparkConfig) -> None:
@@ -38,12 +50,28 @@ def check_start(spark: SparkConfig) -> None:
         return
     if is_submitted():  # which has looked for all of it
         return
+    require_threads(_JVM_THREADS + _JVM_THREADS_PER_CORE * (os.cpu_count() or 1), "Spark", "use --master none")
     check_java()
+    _check_scratch(os.environ.get("SPARK_LOCAL_DIRS") or spark.properties.get("spark.local.dir", ""))
     home = judge_spark_home(os.environ.get("SPARK_HOME"), pyspark_version())
     if home.status == "problem":
         raise UserError(f"{home.seen}; {home.remedy}")
     if spark.master == "yarn":
         check_yarn()
+
+
+def _check_scratch(places: str) -> None:
+    """Refuse scratch folders of which none can be used: Spark tries them for a minute, and ends its Java."""
+    reason = None
+    for place in filter(None, places.split(",")):
+        try:
+            os.makedirs(place, exist_ok=True)
+        except OSError as error:
+            reason = f"spark.local.dir {place} cannot be written: {error.strerror}"
+            continue
+        return
+    if reason is not None:
+        raise UserError(f"{reason}; choose another place with --set spark.local.dir=FOLDER")
 
 
 def is_running(spark: SparkConfig) -> bool:
@@ -90,6 +118,7 @@ def start_session(spark: SparkConfig, on_news: Callable[[str], None] = lambda ne
         raise JobError(f"Spark does not start with master {spark.master!r}: {reason}") from error
     if spark.log_level != QUIET_LEVEL:  # a session that was there before keeps its own, unless told otherwise
         session.sparkContext.setLogLevel(spark.log_level)
+    hush_its_end()
     # PySpark's own handler talks to the JVM in the middle of another conversation with it; tasks.py does better.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -27,7 +27,7 @@ _OPTIONS: dict[str, dict[str, object]] = {
 def open_filesystem(url: str) -> tuple[Any, str]:
     """The fsspec file system that an address lives on, and the path in it; a missing package is explained."""
     protocol, path = split_url(url)
-    if "::" in path:
+    if "::" in url:  # fsspec takes it for one file system inside another
         raise UserError(f"{hide_secrets(url)}: '::' cannot be part of an address")
     try:
         if protocol in _HDFS:

@@ -25,6 +25,7 @@ from sparklm.redaction import hide_secrets
 from sparklm.storage.address import split_url
 from sparklm.storage.filesystems import open_filesystem, renames
 from sparklm.storage.local import Buffer, create_local, hidden_path, is_temporary, user_errors, write_local
+from sparklm.storage.regular import read_regular, require_size
 from sparklm.storage.retrying import keep_trying
 
 Record = TypeVar("Record", bound=BaseModel)
@@ -71,12 +72,21 @@ class Folder:
         """Read a file, or the bytes of it from `start` to `stop`. Raises FileNotFoundError when it is not there."""
         local = self.local_path(name)
         if local is not None:
-            with user_errors(local, "read", passing=FileNotFoundError), open(local, "rb") as file:
-                file.seek(start or 0)
-                return file.read(-1 if stop is None else stop - file.tell())
+            with user_errors(local, "read", passing=FileNotFoundError):
+                return read_regular(local, start or 0, stop)
         if start is not None and stop is not None and start >= stop:
             return b""
         return bytes(self._ask(name, lambda filesystem, path: filesystem.cat_file(path, start=start, end=stop)))
+
+    def read_small(self, name: str, most_bytes: int) -> bytes:
+        """Read a whole file that is never large; one that is is refused unread."""
+        local = self.local_path(name)
+        if local is not None:
+            with user_errors(local, "read", passing=FileNotFoundError):
+                return read_regular(local, most_bytes=most_bytes)
+        num_bytes = self._ask(name, lambda filesystem, path: filesystem.info(path)["size"])
+        require_size(hide_secrets(self.address(name)), int(num_bytes or 0), most_bytes)
+        return self.read_bytes(name)
 
     def write_bytes(self, name: str, data: bytes, durable: bool = True) -> None:
         """Write a whole file so that readers see either the old content or all of the new.
@@ -142,8 +152,12 @@ class Folder:
         return self._ask(name, put)
 
     def read_text(self, name: str) -> str:
-        """Read a UTF-8 file."""
-        return self.read_bytes(name).decode("utf-8")
+        """Read a UTF-8 file; what is no text is a user error."""
+        try:
+            return self.read_bytes(name).decode("utf-8")
+        except UnicodeDecodeError as error:
+            reason = f"{error.reason} at byte {error.start}"
+            raise UserError(f"{self.address(name)} is not text in UTF-8 ({reason}); is it damaged?") from error
 
     def write_text(self, name: str, text: str) -> None:
         """Write a UTF-8 file atomically."""
@@ -153,7 +167,7 @@ class Folder:
         """Read a JSON file; a damaged one is a user error."""
         try:
             return json.loads(self.read_bytes(name))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(
                 f"{self.address(name)} is not valid JSON ({error}); it was not written by sparklm or is damaged"
             ) from error
@@ -293,4 +307,11 @@ def read_record(folder: Folder, name: str, kind: type[Record], expected_format: 
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise UserError(f"{folder.address(name)} is damaged: {error.error_count()} wrong fields") from error
+        raise UserError(f"{folder.address(name)} is damaged: {describe_damage(error)}") from error
+
+
+def describe_damage(error: ValidationError) -> str:
+    """The first of the wrong fields of a record, and what is wrong with it."""
+    wrong, more = error.errors(include_url=False)[0], error.error_count() - 1
+    name, reason = ".".join(map(str, wrong["loc"])), wrong["msg"].removeprefix("Value error, ").splitlines()[0]
+    return f"{f'{name}: ' if name else ''}{reason}{f', and {more} more wrong fields' if more else ''}"

@@ -14,10 +14,13 @@ from errno import (
     EFBIG,
     EIO,
     EISDIR,
+    ELOOP,
     ENAMETOOLONG,
+    ENODEV,
     ENOENT,
     ENOSPC,
     ENOTDIR,
+    ENXIO,
     EPERM,
     EROFS,
 )
@@ -28,7 +31,7 @@ from sparklm.errors import JobError, UserError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 # Errors of the operating system that mean a badly chosen place, rather than a machine in trouble.
-_BAD_PLACE = {EACCES, EPERM, EROFS, ENOTDIR, EISDIR, EEXIST, ENAMETOOLONG, ENOENT}
+_BAD_PLACE = {EACCES, EPERM, EROFS, ENOTDIR, EISDIR, EEXIST, ENAMETOOLONG, ENOENT, ELOOP, ENXIO, ENODEV}
 _NO_ROOM = {ENOSPC, EDQUOT, EFBIG, EIO}  # of a disk that was good until now
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")
 
@@ -99,6 +102,8 @@ def user_errors(path: Path, doing: str, passing: type[OSError] | tuple[()] = ())
         if error.errno not in _BAD_PLACE:
             raise
         raise UserError(f"{path} cannot be {doing}: {error.strerror}; choose another place") from error
+    except ValueError as error:  # a name that no file can have: NUL in it, or what is no character
+        raise UserError(f"{str(path)!r} cannot be {doing}: {error}; choose another place") from error
 
 
 def _sync_directory(path: Path) -> None:

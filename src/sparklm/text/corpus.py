@@ -7,7 +7,6 @@ wherever these run.
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,14 +16,14 @@ import numpy as np
 
 from sparklm.config import CleaningConfig, DataConfig
 from sparklm.errors import UserError
-from sparklm.storage import split_url
 from sparklm.text.cleaning import clean
 from sparklm.text.encode import NameRequest, ShardRequest, ShardResult, encode_shard_task, name_document_task
 from sparklm.text.formats import AUTO, FORMATS, PLAIN_TEXT, SAMPLE, Form, read_chunks
 from sparklm.text.readers import Chunk, Piece, read_head
 from sparklm.text.shards import Input
 from sparklm.text.sources import Source, cut_pieces, gather_sources
-from sparklm.text.token_files import HEAD_BYTES, Vocabulary, detect_form, has_frequencies, survey_ids
+from sparklm.text.token_files import HEAD_BYTES, Vocabulary, are_usual, detect_form, has_frequencies, survey_ids
+from sparklm.text.tokenizer_kinds import needs_text
 from sparklm.text.windows import permute
 from sparklm.wording import listed
 
@@ -149,17 +148,12 @@ class FileCorpus:
 
 def _without_validation(sources: list[Source], data: DataConfig) -> tuple[list[Source], list[str]]:
     """The files that are not validation text as well, and a note on those that are."""
-    validation = {_identity(source) for source in gather_sources(data.of_validation.places, data.format)[0]}
-    kept = [source for source in sources if _identity(source) not in validation]
+    validation = {source.identity for source in gather_sources(data.of_validation.places, data.format)[0]}
+    kept = [source for source in sources if source.identity not in validation]
     if not kept:
         raise UserError(f"all of {corpus_name(data)} is validation text (data.validation): nothing is left to train on")
-    both = [source.name for source in sources if _identity(source) in validation]
+    both = [source.name for source in sources if source.identity in validation]
     return kept, [f"validation text, so not trained on: {listed(both)}"] if both else []
-
-
-def _identity(source: Source) -> str:
-    """What a file is, by whichever link it was found."""
-    return os.path.realpath(source.address) if split_url(source.address)[0] == "file" else source.address
 
 
 def recognise_ids(sources: list[Source], data: DataConfig) -> tuple[list[Source], Form, list[str]]:
@@ -172,6 +166,11 @@ def recognise_ids(sources: list[Source], data: DataConfig) -> tuple[list[Source]
     form = detect_form(head, is_known=is_known) or ("ids" if is_known else None)
     if form is None:
         return sources, "text", []
+    if not is_known and needs_text(data.tokenizer) and not are_usual(head, form):
+        note = (
+            f"{first.name} holds numbers too large for token ids and is read as text; data.format=tokens says otherwise"
+        )
+        return sources, "text", [note]
     if form == "word ids" and has_frequencies(head):
         raise UserError(
             f"{first.address} holds a word and two numbers a line, like a list of words, ids and frequencies, which is "

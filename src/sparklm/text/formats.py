@@ -11,7 +11,7 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -182,12 +182,24 @@ def _read_csv(piece: Piece, text_column: str, counts: Counter[str]) -> Iterator[
                 return  # an empty file
             if text_column not in rows.fieldnames:
                 raise missing_column(piece.address, text_column, rows.fieldnames)
+            if rows.fieldnames.count(text_column) > 1:
+                raise UserError(f"{piece.address} has two columns {text_column!r}; give one of them another name")
             for number, row in enumerate(rows):
+                _refuse_loose_fields(row.get(None), f"{piece.address}, line {rows.line_num}", len(rows.fieldnames))
                 data = (row[text_column] or "").encode(errors=escape)
                 refuse_zero(data, 0, f"{piece.address}, row {number}")
                 yield make_chunk(f"{piece.name}:{number}", data)
         except csv.Error as error:
             raise UserError(f"{piece.address} cannot be read as csv: {error}") from error
+
+
+def _refuse_loose_fields(more: Sequence[str] | None, place: str, num_columns: int) -> None:
+    """Refuse a row that goes on beyond the header's columns: a comma without quotes has cut its text."""
+    if more is not None and any(more):
+        raise UserError(
+            f"{place}: a row of {num_columns + len(more)} fields under a header of {num_columns}, which goes on with "
+            f"{','.join(more)[:40]!r}; put text that holds commas into quotes"
+        )
 
 
 def _read_parquet(piece: Piece, text_column: str, counts: Counter[str]) -> Iterator[Chunk]:

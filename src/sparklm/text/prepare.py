@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from sparklm.placement.protocol import Placement
 
 FEW_DOCUMENTS = 100  # with fewer, a split by document leaves validation to chance
-_MOST_NAMELESS_IDS = 1 << 24
+_MOST_NAMELESS_IDS = 1 << 24  # 6 GB of memory; from a million on, no more than there are tokens
+_ANY_NAMELESS_IDS = 1_000_000
 _COMPARED = ".compared"  # in a dataset: one that is made of the same files, to see whether they hold the same
 
 
@@ -291,7 +292,7 @@ def _choose_tokenizer(data: DataConfig, cleaning: CleaningConfig, texts: _Texts)
     if validation is not None:
         vocabulary.add(validation.survey_ids())
     if needs_text(data.tokenizer):
-        if vocabulary.largest >= _MOST_NAMELESS_IDS:
+        if vocabulary.largest >= min(_MOST_NAMELESS_IDS, max(_ANY_NAMELESS_IDS, vocabulary.num_ids)):
             raise UserError(
                 f"{vocabulary.place}: token id {vocabulary.largest} is larger than any vocabulary's; if these are "
                 "token ids, say whose with data.tokenizer, and if not, data.format=text"

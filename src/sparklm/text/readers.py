@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 from sparklm.errors import UserError
-from sparklm.storage import open_remote, split_url
+from sparklm.storage import open_regular, open_remote, split_url
 
 CHUNK_BYTES = 4 * 1024 * 1024
 UNCOMPRESSED = "none"
@@ -81,7 +81,7 @@ def make_chunk(document: str, data: bytes, *, starts: bool = True, ends: bool = 
 def open_piece(piece: Piece) -> BinaryIO:
     """The file of a piece, opened wherever it is, decompressed; it must still have the size it was listed with."""
     if split_url(piece.address)[0] == "file":
-        file: BinaryIO = open(piece.address, "rb")  # noqa: SIM115 (the caller closes it)
+        file = open_regular(piece.address)
         size = os.fstat(file.fileno()).st_size
     else:
         remote = open_remote(piece.address)

@@ -15,16 +15,16 @@ import contextlib
 import functools
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from sparklm.config import DataConfig
 from sparklm.disk_cache import cached_copy
 from sparklm.errors import UserError
-from sparklm.storage import Folder, read_record
+from sparklm.storage import Folder, read_record, require_regular_file
 from sparklm.text.formats import AUTO, FORMATS
 from sparklm.text.sources import kind_of
 from sparklm.text.tokenizer import Tokenizer
@@ -47,21 +47,24 @@ class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+Amount = Annotated[int, Field(ge=0, lt=2**63)]
+
+
 class Shard(_Record):
     """One file of token ids."""
 
-    file: str
-    num_tokens: int
-    num_bytes: int
+    file: Annotated[str, Field(pattern=r"^\w[\w.-]*\.bin$")]  # in the folder of shards, and nowhere else
+    num_tokens: Amount
+    num_bytes: Amount
     sha256: str
 
 
 class Segment(_Record):
     """A run of tokens inside one shard: splits are lists of these."""
 
-    shard: int
-    start: int
-    stop: int
+    shard: Amount
+    start: Amount
+    stop: Amount
 
 
 class Counts(_Record):
@@ -163,7 +166,7 @@ class Manifest(_Record):
     format: str
     request: Request
     tokenizer_sha256: str
-    vocab_size: int
+    vocab_size: Annotated[int, Field(ge=1, lt=2**32)]
     dtype: Literal["uint16", "uint32"]
     shards: list[Shard]
     splits: dict[Split, list[Segment]]
@@ -171,6 +174,21 @@ class Manifest(_Record):
     counts: Counts
     notes: list[str]  # what was assumed about the input
     validation_text: ValidationText | None = None  # not there before it was recorded, or if there is no such text
+
+    @model_validator(mode="after")
+    def _check_places(self) -> Self:
+        """Refuse splits beyond the shards, and shards of other sizes than their tokens have."""
+        size = np.dtype(self.dtype).itemsize
+        if any(shard.num_bytes != shard.num_tokens * size for shard in self.shards):
+            raise ValueError("a shard has not as many bytes as its tokens take")
+        for segment in (each for segments in self.splits.values() for each in segments):
+            if segment.shard >= len(self.shards):
+                raise ValueError(f"there is no shard {segment.shard}")
+            if not segment.start <= segment.stop <= self.shards[segment.shard].num_tokens:
+                raise ValueError(f"shard {segment.shard} has no tokens {segment.start} to {segment.stop}")
+        if self.splits.keys() != {"train", "validation"}:
+            raise ValueError("splits are train and validation")
+        return self
 
     @property
     def keeps_documents_apart(self) -> bool:
@@ -211,7 +229,11 @@ def read_manifest(folder: Folder) -> Manifest:
 
 def read_tokenizer(folder: Folder) -> Tokenizer:
     """A dataset's tokenizer."""
-    return Tokenizer.from_json(folder.read_text(TOKENIZER), folder.address(TOKENIZER))
+    try:
+        text = folder.read_bytes(TOKENIZER).decode(errors="replace")
+    except FileNotFoundError as error:
+        raise UserError(f"{folder} has lost its {TOKENIZER}; put it back, or prepare the dataset again") from error
+    return Tokenizer.from_json(text, folder.address(TOKENIZER))
 
 
 @contextlib.contextmanager
@@ -295,7 +317,7 @@ class _Shards(Sequence[TokenArray]):
     """
 
     def __init__(self, folder: Folder, manifest: Manifest) -> None:
-        self._folder, self._shards = folder, manifest.shards
+        self._folder, self._shards, self._vocab_size = folder, manifest.shards, manifest.vocab_size
         self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
         self._map_once = functools.lru_cache(_MOST_OPEN_SHARDS)(self._map)
 
@@ -314,17 +336,31 @@ class _Shards(Sequence[TokenArray]):
         for is_last_try in (False, True):
             try:
                 path = own_path or cached_copy(self._folder / SHARDS, shard.file, shard.sha256)
+                require_regular_file(path)
                 tokens: TokenArray = np.memmap(path, dtype=self._dtype, mode="r")
                 status = path.stat()
             except (OSError, ValueError) as error:
                 raise UserError(f"{address} cannot be read ({error}); prepare the dataset again") from error
             seen = (str(path), shard.sha256, status.st_size, status.st_mtime_ns)
             if seen in _checked or hashlib.sha256(tokens.data).hexdigest() == shard.sha256:
+                if seen not in _checked:
+                    self._check_tokens(tokens, shard, address)
                 _checked.add(seen)
                 return np.asarray(tokens)  # a plain array, of which slices are much cheaper
             if own_path is None and not is_last_try:
                 path.unlink(missing_ok=True)  # a copy that has been damaged: fetch it again
         raise UserError(f"{address} does not match its checksum; prepare the dataset again")
+
+    def _check_tokens(self, tokens: TokenArray, shard: Shard, address: str) -> None:
+        """Refuse what fits its checksum, but not the manifest: both may be somebody else's."""
+        if len(tokens) != shard.num_tokens:
+            raise UserError(f"{address} has {len(tokens)} tokens, not {shard.num_tokens}; prepare the dataset again")
+        highest = int(tokens.max(initial=0))
+        if highest >= self._vocab_size:
+            raise UserError(
+                f"{address} has a token id {highest}, beyond the vocabulary of {self._vocab_size}; prepare the dataset "
+                "again"
+            )
 
 
 def open_split(folder: Folder, manifest: Manifest, split: Split) -> TokenStream:
@@ -342,6 +378,11 @@ class Dataset:
         if self.tokenizer.fingerprint != self.manifest.tokenizer_sha256:
             raise UserError(
                 f"{folder.address(TOKENIZER)} is not the one that made these shards; prepare the dataset again"
+            )
+        if self.tokenizer.vocab_size > self.manifest.vocab_size:
+            raise UserError(
+                f"{folder.address(MANIFEST)}: a vocabulary of {self.manifest.vocab_size}, but the tokenizer has "
+                f"{self.tokenizer.vocab_size} ids; prepare the dataset again"
             )
         self.train = open_split(folder, self.manifest, "train")
         self.validation = open_split(folder, self.manifest, "validation")

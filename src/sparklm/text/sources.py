@@ -9,19 +9,21 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from sparklm.errors import UserError
-from sparklm.storage import keep_trying, open_filesystem, split_url
+from sparklm.storage import keep_trying, open_filesystem, open_regular, require_regular_file, split_url
 from sparklm.text.formats import AUTO, FORMATS, PLAIN_TEXT, SAMPLE, sample_topics
 from sparklm.text.readers import COMPRESSIONS, UNCOMPRESSED, Piece
 from sparklm.wording import listed
 
 _HEAD_OF_CONFIG = 256  # bytes, in which a run's config.json says what it is
 PIECE_BYTES = 4 * 1024 * 1024
+_ANY_DEPTH = re.compile(r"(?:^|(?<=/))\*\*(?:/|$)")  # in a glob: this folder and all below it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,11 @@ class Source:
     def is_packed(self) -> bool:
         """Whether it holds more text than bytes."""
         return self.compression != UNCOMPRESSED or FORMATS[self.format].is_packed
+
+    @property
+    def identity(self) -> str:
+        """What a file is, by whichever link it was found."""
+        return os.path.realpath(self.address) if split_url(self.address)[0] == "file" else self.address
 
 
 def list_sources(corpus: str, file_format: str = AUTO) -> list[Source]:
@@ -59,12 +66,13 @@ def gather_sources(places: Sequence[str], file_format: str = AUTO) -> tuple[list
     repeated: dict[str, None] = {}  # in the order in which they are found
     for place in places:
         for source in iterate_sources(place, file_format):
-            if source.address in found:
-                repeated[found[source.address].name] = None
+            identity = source.identity
+            if identity in found:
+                repeated[found[identity].name] = None
                 continue
             named = replace(source, name=_distinct_name(source, names))
             names.add(named.name)
-            found[source.address] = named
+            found[identity] = named
     notes = [f"named more than once, read once: {listed(list(repeated))}"] if repeated else []
     return list(found.values()), notes
 
@@ -160,21 +168,48 @@ def _list_local(path: str, file_format: str) -> Iterator[Source]:
                 f"{path} is a run of sparklm's, not text; --run {shlex.quote(path)} --resume goes on with it, "
                 f"--init-from {shlex.quote(path)} begins from its model"
             )
-        for folder, subfolders, names in os.walk(path, onerror=_refuse):
-            subfolders[:] = sorted(name for name in subfolders if not _is_own_output(os.path.join(folder, name)))
+        for folder, names in _walk_once(path):
             for name in sorted(names):
                 if _is_wanted(name, file_format):
                     yield _local_source(os.path.join(folder, name), path, file_format)
-    elif os.path.isfile(path):
+    elif os.path.exists(path):
         yield _local_source(path, os.path.dirname(path), file_format)
     elif glob.has_magic(path):
-        for match in sorted(glob.glob(path, recursive=True)):
-            if os.path.isfile(match):
+        for match in sorted(_glob_once(path)):
+            if not os.path.isdir(match):
                 yield _local_source(match, os.path.dirname(path.split("*")[0]), file_format)
     else:
         raise UserError(
             f"{path}: no such file or folder (looked for {os.path.abspath(path)}); without a path, the sample is used"
         )
+
+
+def _walk_once(path: str) -> Iterator[tuple[str, list[str]]]:
+    """A folder and all below it, with their files' names. Links are followed, after the folders that are no links, and
+    no folder is entered twice: links may go round in circles.
+    """
+    entered: set[str] = set()
+    for folder, subfolders, names in os.walk(path, onerror=_refuse, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in entered:
+            subfolders.clear()
+            continue
+        entered.add(real)
+        subfolders[:] = [name for name in subfolders if not _is_own_output(os.path.join(folder, name))]
+        subfolders.sort(key=lambda name: (os.path.islink(os.path.join(folder, name)), name))
+        yield folder, names
+
+
+def _glob_once(pattern: str) -> Iterator[str]:
+    """What a glob finds; below `**` no folder is entered twice."""
+    parts = _ANY_DEPTH.split(pattern, maxsplit=1)
+    if len(parts) == 1:
+        yield from glob.glob(pattern)
+        return
+    above, below = parts
+    for top in glob.glob(above) if above else ["."]:
+        for folder, _ in _walk_once(top):
+            yield from _glob_once(os.path.join(glob.escape(folder), below or "*"))
 
 
 def _is_own_output(folder: str) -> bool:
@@ -187,9 +222,9 @@ def _is_own_output(folder: str) -> bool:
 def _is_run(folder: str) -> bool:
     """Whether a folder's config.json is that of a run, and not somebody else's."""
     try:
-        with open(os.path.join(folder, "config.json"), "rb") as file:
+        with open_regular(os.path.join(folder, "config.json")) as file:
             return b'"sparklm run ' in file.read(_HEAD_OF_CONFIG)
-    except OSError:
+    except (OSError, UserError):
         return False
 
 
@@ -209,7 +244,7 @@ def _is_wanted(name: str, file_format: str) -> bool:
 
 def _local_source(path: str, root: str, file_format: str) -> Source:
     try:
-        status = os.stat(path)
+        status = require_regular_file(path)
     except OSError as error:
         _refuse(error)
     try:

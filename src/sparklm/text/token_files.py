@@ -5,8 +5,9 @@
 | ids        | `15496 995 13`, `15496,995,13`, `[15496, 995]`, over any lines      | the tokens, in order          |
 | word ids   | `hello,31373` or `hello<tab>31373 995` on every line                | the same, and the ids' names  |
 
-`detect_form` tells them from text by the first bytes. Ids are used as they are; what they mean is known from the
-tokenizer that made them, if the user names it, and otherwise by the words in the file, or by nothing but their number.
+`detect_form` tells them from text by the first bytes, `are_usual` by how large they are. Ids are used as they are; what
+they mean is known from the tokenizer that made them, if the user names it, and otherwise by the words in the file, or
+by nothing but their number.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from sparklm.text.readers import BYTE_ORDER_MARK
 
 HEAD_BYTES = 64 * 1024
 LARGEST_ID = 2**31 - 1
+USUAL_IDS = 300_000  # vocabularies have up to about 262,000; larger numbers are text, unless they are said to be ids
 _LONGEST_WORD_LINE = 4096
 _ENOUGH_LINES = 10  # fewer may be a list of anything
 _NOT_IDS = re.compile(rb"[^\d\s,;\[\]]")
 _SEPARATORS = bytes.maketrans(b",;[]\t\r\n", b"       ")
+_NUMBER = re.compile(rb"\d+")
 _FREQUENCY_LINE = re.compile(rb"[^\t\n]+?([,\t]) *\d+\1 *\d+\s*")
 _WORD_LINE = re.compile(rb"(?P<word>[^\t\n]+?)[,\t][\s,\[]*(?P<ids>\d+(?:[\s,]+\d+)*)[\s\],]*")
 
@@ -36,12 +39,14 @@ class Vocabulary(BaseModel):
 
     largest: int = -1
     place: str = ""
+    num_ids: int = 0
     names: dict[int, str] = {}
 
     def add(self, other: Vocabulary) -> None:
         """Add what another part of the corpus says; the first name of an id holds."""
         if other.largest > self.largest:
             self.largest, self.place = other.largest, other.place
+        self.num_ids += other.num_ids
         self.names = {**other.names, **self.names}
 
 
@@ -62,6 +67,18 @@ def detect_form(head: bytes, *, is_known: bool = False) -> TokenForm | None:
     has_one_word_each = len({ids for _, ids in pairs}) == len(pairs)
     enough = 1 if is_known else _ENOUGH_LINES
     return "word ids" if enough <= len(lines) == len(matches) and (has_one_word_each or is_known) else None
+
+
+def are_usual(head: bytes, form: TokenForm) -> bool:
+    """Whether the ids in the beginning of a file are no larger than those of vocabularies in use.
+
+    >>> are_usual(b"15496, 995", "ids"), are_usual(b"1234567 7654321", "ids"), are_usual(b"Paris,2102650", "word ids")
+    (True, False, False)
+    """
+    matches = map(_match_word_line, head.splitlines()) if form == "word ids" else ()
+    ids = b" ".join(match["ids"] for match in matches if match is not None) if form == "word ids" else head
+    longest = len(str(USUAL_IDS))
+    return all(len(number) <= longest and int(number) < USUAL_IDS for number in _NUMBER.findall(ids))
 
 
 def has_frequencies(head: bytes) -> bool:
@@ -102,7 +119,7 @@ def survey_ids(data: bytes, form: TokenForm, place: str) -> Vocabulary:
         for word, numbers in _word_lines(data, place):
             if numbers.isdigit():  # a word of several tokens names none of them
                 names.setdefault(int(numbers), word.decode(errors="replace"))
-    return Vocabulary(largest=int(ids.max()) if len(ids) else -1, place=place, names=names)
+    return Vocabulary(largest=int(ids.max()) if len(ids) else -1, place=place, num_ids=len(ids), names=names)
 
 
 def _match_word_line(line: bytes) -> re.Match[bytes] | None:

@@ -9,6 +9,7 @@ tokenizer_kinds.py makes tokenizers; this module uses them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -19,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-from sparklm.errors import UserError
+from sparklm.text.tokenizer_guard import check_growth, check_highest_id, is_panic, refused, silenced
 
 END_OF_TEXT = "<|endoftext|>"
 UNKNOWN = "<|unknown|>"  # `word` and `char` have it: what the corpus did not contain, or too seldom
@@ -30,6 +31,8 @@ _PROBE = (
     "naïve café ﬁ ½ Ünïcödé e\u0301 \u200b\u00a0 Здравствуй мир 你好，世界 こんにちは 안녕 שלום عربى ไทย 🙂👩‍👩‍👧 "
     f"{END_OF_TEXT} </s> <unk> aaaaaaaaaaaaaaaaaaaaaaaa _under_score CamelCase https://a.b/c?d=e&f#g \\ `` ''   "
 )
+# Patterns that take exponential time do so here, and are given up by the library.
+_LONG_RUNS = tuple(sign * 100 + end for sign in "a 0" for end in "!x")
 
 
 class Tokenizer:
@@ -41,24 +44,18 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self.end_of_text = _end_of_text(backend)
+        self.vocab_size = max(backend.get_vocab().values()) + 1  # special tokens included; some ids may be unused
         self._fast, self.encoder = _fast_encoder(backend)
 
     @classmethod
     def from_json(cls, text: str, name: str = "tokenizer.json") -> Tokenizer:
         """Load from the text of a tokenizer.json; a run, its model and its report parse theirs once."""
-        try:
+        with refused(f"{name} is not a Hugging Face tokenizer.json that sparklm can use"):
             return _parse(text)
-        except Exception as error:
-            raise UserError(f"{name} is not a Hugging Face tokenizer.json: {error}") from error
 
     def to_json(self) -> str:
         """The text of the tokenizer.json."""
         return str(self._backend.to_str())
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids, special tokens included."""
-        return int(self._backend.get_vocab_size())
 
     @property
     def end_of_text_token(self) -> str:
@@ -82,23 +79,34 @@ class Tokenizer:
 
     def encode_utf8(self, data: bytes) -> npt.NDArray[np.uint32]:
         """Encode a text that is given as UTF-8: the way without copies, for large ones."""
-        if self._fast is not None:
-            ids: npt.NDArray[np.uint32] = self._fast.encode(data)
-            return ids
-        return _encode_slowly(self._backend, data.decode())
+        with refused("the tokenizer cannot encode this text"):
+            if self._fast is not None:
+                ids: npt.NDArray[np.uint32] = self._fast.encode(data)
+                return ids
+            return _encode_slowly(self._backend, data.decode())
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids; special tokens are left out, and bytes that are no UTF-8 become U+FFFD."""
-        return str(self._backend.decode(list(ids), skip_special_tokens=True))
+        with refused("the tokenizer cannot decode what it is to show"):
+            return str(self._backend.decode(list(ids), skip_special_tokens=True))
 
     def token_text(self, token_id: int) -> str:
         """The text of one token, special tokens by name."""
-        return str(self._backend.decode([token_id], skip_special_tokens=False))
+        with refused("the tokenizer cannot decode what it is to show"):
+            return str(self._backend.decode([token_id], skip_special_tokens=False))
 
 
 @functools.lru_cache(maxsize=2)
 def _parse(text: str) -> Tokenizer:
-    return Tokenizer(HuggingFaceTokenizer.from_str(text))
+    """Load and try a tokenizer: one that fails in ways that no text is to blame for is none."""
+    check_growth(text)
+    with silenced():
+        tokenizer = Tokenizer(HuggingFaceTokenizer.from_str(text))
+        check_highest_id(tokenizer.vocab_size - 1, text)
+        for probe in (_PROBE, *_LONG_RUNS):
+            with contextlib.suppress(Exception):  # it may not know all characters
+                tokenizer._backend.decode(_encode_slowly(tokenizer._backend, probe).tolist())
+    return tokenizer
 
 
 def _end_of_text(backend: Any) -> int:
@@ -128,6 +136,8 @@ def _fast_encoder(backend: Any) -> tuple[Any, str]:
     try:
         fast = gigatoken.Tokenizer.from_json(json.dumps(description))
         same = np.array_equal(fast.encode(_PROBE.encode()), _encode_slowly(backend, _PROBE))
-    except Exception as error:  # noqa: BLE001 (whatever it cannot do, the other library can)
+    except BaseException as error:  # whatever it cannot do, the other library can
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         return None, f"tokenizers (gigatoken cannot load this one: {error})"
     return (fast, "gigatoken") if same else (None, "tokenizers (gigatoken gives other ids for a probe text)")

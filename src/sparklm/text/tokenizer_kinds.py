@@ -13,14 +13,12 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import importlib.util
 import itertools
 import json
-import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +29,7 @@ from sparklm.archive import read_members
 from sparklm.errors import UserError
 from sparklm.storage import split_address
 from sparklm.text.tokenizer import END_OF_TEXT, UNKNOWN, Tokenizer
+from sparklm.text.tokenizer_guard import refused, silenced
 
 _LARGE_VOCABULARY, _LARGEST_VOCABULARY = 16_384, 32_768  # chosen by themselves
 _LARGE_CORPUS = 10**9
@@ -39,6 +38,8 @@ _LONGEST_RUN, _HALF_RUN = 256, 128
 _IS_SPACE = bytes(byte in b" \t\r\n" for byte in range(256))
 _LONG_WORD = re.compile(rf"(\S{{{_LONGEST_RUN}}})(?=\S)")
 _LONG_SPACE = re.compile(rf"(\s{{{_LONGEST_RUN}}})\s+")
+_MOST_BYTES = 256 * 2**20  # of a tokenizer's file
+_LONGEST_TOKEN = 512  # bytes
 _MEMBER = "tokenizer.json"  # of a model.zip
 _WORDS = r" ?[\w']+| ?[^\w\s]+|\s+"
 # How the published tiktoken vocabularies cut text before merging; the rank files do not say it.
@@ -115,7 +116,7 @@ def _train_merges(text: str, vocab_size: int) -> list[tuple[str, str]]:
         return _train_merges_slowly(text, vocab_size)
     import gigatoken
 
-    with _silenced():
+    with silenced():
         _, merges = gigatoken.train_bpe(text.encode(), vocab_size, [END_OF_TEXT])
     return [(_spell(left), _spell(right)) for left, right in merges]
 
@@ -197,7 +198,7 @@ def _read_file(address: str) -> Tokenizer:
     try:
         if name.endswith(".zip") and folder.exists(name):
             return Tokenizer.from_json(read_members(address, [_MEMBER])[_MEMBER].decode(errors="replace"), address)
-        data = folder.read_bytes(name)
+        data = folder.read_small(name, _MOST_BYTES)
     except FileNotFoundError as error:
         raise UserError(f"tokenizer {address}: no such file") from error
     if name.endswith(".json"):
@@ -210,6 +211,11 @@ def _from_tiktoken(data: bytes, name: str, address: str) -> Tokenizer:
     try:
         rows = [line.split() for line in data.splitlines() if line.strip()]
         ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in rows}
+        highest = max(ranks.values(), default=0)
+        if min(ranks.values(), default=0) < 0 or highest > len(data):
+            raise ValueError(f"a rank of {highest} among {len(ranks)}")
+        if any(len(token) > _LONGEST_TOKEN for token in ranks):  # its parts are looked for in quadratic time
+            raise ValueError(f"a token of more than {_LONGEST_TOKEN} bytes")
     except ValueError as error:
         raise UserError(
             f"{address} is not a tiktoken file (a base64 token and its rank on each line): {error}"
@@ -220,7 +226,8 @@ def _from_tiktoken(data: bytes, name: str, address: str) -> Tokenizer:
         if len(parts) == 2:
             merges.append((_spell(parts[0]), _spell(parts[1])))
     vocabulary = {_spell(token): rank for token, rank in ranks.items()}
-    return _bpe(vocabulary, merges, _TIKTOKEN_PATTERNS.get(name))
+    with refused(f"{address} is not a tiktoken file"), silenced():
+        return _bpe(vocabulary, merges, _TIKTOKEN_PATTERNS.get(name))
 
 
 def _parts_before(token: bytes, ranks: dict[bytes, int], rank: int) -> list[bytes]:
@@ -247,19 +254,3 @@ _BYTE_ALPHABET = _byte_alphabet()
 
 def _spell(token: bytes) -> str:
     return "".join(_BYTE_ALPHABET[byte] for byte in token)
-
-
-@contextlib.contextmanager
-def _silenced() -> Iterator[None]:
-    """Keep a library that reports its progress on the standard streams from writing between ours."""
-    saved = [os.dup(stream) for stream in (1, 2)]
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    try:
-        for stream in (1, 2):
-            os.dup2(quiet, stream)
-        yield
-    finally:
-        for stream, original in zip((1, 2), saved, strict=True):
-            os.dup2(original, stream)
-            os.close(original)
-        os.close(quiet)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import psutil
 import torch
 
+from sparklm.config.tree import MOST_THREADS
 from sparklm.errors import UserError
 
 if TYPE_CHECKING:
@@ -74,8 +75,11 @@ def replica_threads(config: Config, placement: Placement) -> int:
     if config.training.threads is not None:
         return config.training.threads
     from_environment = os.environ.get("OMP_NUM_THREADS", "")
-    is_set = from_environment.isdecimal() and from_environment != "0"
-    return int(from_environment) if is_set else placement.default_threads(config.distributed.replicas)
+    if not from_environment.isdecimal() or from_environment == "0":
+        return placement.default_threads(config.distributed.replicas)
+    if len(from_environment) > len(str(MOST_THREADS)) or int(from_environment) > MOST_THREADS:
+        raise UserError(f"OMP_NUM_THREADS={from_environment} is more than {MOST_THREADS} threads; set fewer, or none")
+    return int(from_environment)
 
 
 def resident_bytes() -> int:

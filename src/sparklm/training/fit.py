@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from sparklm.errors import UserError
 from sparklm.placement.protocol import EpochWork, Placement
 from sparklm.text.shards import Dataset
 from sparklm.text.windows import WindowPlan
@@ -17,7 +18,7 @@ from sparklm.training.checkpoint.cache import load_log
 from sparklm.training.checkpoint.commit import committed_steps, latest_step, prune_checkpoints, read_commit
 from sparklm.training.epoch_log import EpochSnapshot, EpochTotals
 from sparklm.training.evaluations import join_evaluations
-from sparklm.training.metrics import ClusterFigures, CpuMeter, EpochRecord
+from sparklm.training.metrics import METRICS, ClusterFigures, CpuMeter, EpochRecord
 from sparklm.training.recorder import RunListener, RunRecorder
 from sparklm.training.records import EvaluationRecord
 from sparklm.training.run import Run, write_run
@@ -128,6 +129,11 @@ class _Training:
             recorder.keep(0, lambda _: False)
             return False
         epoch, logs = self._plan.epoch_of(step - 1), self._read_logs(step)
+        if len(recorder.records) < epoch:
+            raise UserError(
+                f"{self._run.folder.address(METRICS)} has lost epochs: it records {len(recorder.records)}, but {epoch} "
+                f"are done before step {step}. Put it back, or begin a new run with --init-from {self._run.folder}"
+            )
         recorder.keep(epoch + 1, lambda each: self._is_evaluated(each) or each == step)
         self._record_evaluations(logs)
         is_closed = self._is_epoch_end(step) or self._is_over(step)

@@ -9,9 +9,9 @@ from sparklm.models.network import LanguageModel
 from sparklm.models.objectives import BatchLoss, LossFunction, batch_loss, loss_and_counts
 from sparklm.training.compiling import Compiled, is_compiled
 
-# Predictions of a batch in a step whose best token is looked for: of scores, and, in steps that are logged, among all
-# embeddings.
-_RANKED_SCORES, _RANKED_EMBEDDINGS = 256, 64
+# Predictions of a batch that are judged in a step, and of embeddings those, in steps that are logged, whose nearest is
+# looked for among all.
+_JUDGED, _RANKED = 256, 64
 
 
 class TrainingLoss:
@@ -24,22 +24,20 @@ class TrainingLoss:
 
     def __call__(self, model: LanguageModel, windows: Tensor) -> BatchLoss:
         """Score a network by its objective, for an evaluation: too short a work to compile anything for."""
-        most_ranked = _RANKED_EMBEDDINGS if model.shape.predicts_embedding else None
-        return self._score(model, windows, 0.0, most_ranked, loss_and_counts)
+        return self._score(model, windows, 0.0, None, _RANKED, loss_and_counts)
 
     def of_step(self, model: LanguageModel, windows: Tensor, label_smoothing: float, *, is_logged: bool) -> BatchLoss:
         """Score a network for its next gradient."""
-        of_embeddings = _RANKED_EMBEDDINGS if is_logged else 0
-        most_ranked = of_embeddings if model.shape.predicts_embedding else _RANKED_SCORES
-        return self._score(model, windows, label_smoothing, most_ranked, self._compute)
+        return self._score(model, windows, label_smoothing, _JUDGED, _RANKED if is_logged else 0, self._compute)
 
     def _score(
         self,
         model: LanguageModel,
         windows: Tensor,
         label_smoothing: float,
-        most_ranked: int | None,
+        most_judged: int | None,
+        most_ranked: int,
         compute: LossFunction,
     ) -> BatchLoss:
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bf16"):
-            return batch_loss(model, windows, label_smoothing, most_ranked, compute)
+            return batch_loss(model, windows, label_smoothing, most_judged, most_ranked, compute)

@@ -17,6 +17,7 @@ import psutil
 import torch
 
 from sparklm.config import Config
+from sparklm.errors import UserError
 from sparklm.evaluation import EVALUATION_BATCH_SIZE
 from sparklm.models.build import build_model, outline
 from sparklm.models.objectives import MOST_SCORES_AT_ONCE, batch_loss
@@ -24,7 +25,7 @@ from sparklm.models.registry import ARCHITECTURES
 from sparklm.models.shape import ModelShape
 from sparklm.training.device import resident_bytes
 from sparklm.training.optim import OPTIMIZERS, build_optimizer
-from sparklm.wording import size
+from sparklm.wording import amount, size
 
 _FLOAT = 4
 # Flat vectors of all parameters in a sync: one's own, what the others contributed, and the result.
@@ -97,6 +98,23 @@ def estimate_replica_bytes(config: Config, vocab_size: int, process_bytes: int) 
             "checkpoint": _COPIES_OF_A_CHECKPOINT * (weights + kind.state_floats * learned + average),
         },
     )
+
+
+def refuse_too_large(config: Config, vocab_size: int) -> None:
+    """Refuse what needs more than all the memory of this machine, before any of it is taken.
+
+    Copies of a checkpoint are left out: not every run makes them, and none is to be refused that would go.
+    """
+    there = psutil.virtual_memory().total
+    estimate = estimate_replica_bytes(config, vocab_size, process_bytes=0)
+    need = estimate.total - estimate.parts["checkpoint"]
+    if need > there:
+        largest = max(estimate.parts, key=lambda part: estimate.parts[part])
+        raise UserError(
+            f"a model of {amount(estimate.num_parameters)} parameters needs about {size(need, binary=True)} to train, "
+            f"most of it for {largest}, and this machine has {size(there, binary=True)}; use a smaller model.width, "
+            "model.num_layers, data.window_size or training.batch_size"
+        )
 
 
 def _activation_floats(config: Config, shape: ModelShape) -> int:

@@ -16,10 +16,11 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any
 
 import psutil
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
+from sparklm.errors import UserError
 from sparklm.evaluation import Evaluation
-from sparklm.storage import Folder
+from sparklm.storage import Folder, describe_damage
 from sparklm.training.epoch_log import EpochTotals
 from sparklm.training.phases import Phase, working_seconds
 from sparklm.training.records import TaskRecord
@@ -288,12 +289,28 @@ def read_metrics(folder: Folder) -> list[EpochRecord]:
     """Read the table back; empty when there is none yet."""
     if not folder.exists(METRICS):
         return []
-    rows = csv.DictReader(io.StringIO(folder.read_text(METRICS)))
-    return [EpochRecord.model_validate({name: _parsed(name, text) for name, text in row.items()}) for row in rows]
+    text = folder.read_bytes(METRICS).decode(errors="replace")
+    try:
+        rows = list(csv.DictReader(io.StringIO(text), strict=True))
+        records = [
+            EpochRecord.model_validate({name: _parsed(name, cell) for name, cell in row.items()}) for row in rows
+        ]
+        if text and not text.endswith("\n"):
+            raise ValueError("its last line is cut off")
+        if [record.Epoch for record in records] != list(range(1, len(records) + 1)):
+            raise ValueError("its epochs are not numbered from 1 on")
+    except (ValueError, TypeError, csv.Error) as error:
+        reason = describe_damage(error) if isinstance(error, ValidationError) else error
+        raise UserError(
+            f"{folder.address(METRICS)} is damaged: {reason}. Put it back as it was; nothing else records these epochs"
+        ) from error
+    return records
 
 
-def _parsed(name: str, text: str) -> str | float | None:
+def _parsed(name: str | None, text: str | list[str] | None) -> str | float | None:
     """A cell as the record takes it: it converts the columns that it declares, and the others are numbers."""
+    if name is None or text is None or isinstance(text, list):
+        raise ValueError("a line has more or fewer cells than the first")
     if not text:
         return None
     return text if name in EpochRecord.model_fields else float(text)

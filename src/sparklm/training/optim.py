@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     Build = Callable[[Mapping[str, nn.Parameter], TrainingConfig], list[torch.optim.Optimizer]]
 
 # Muon: highest rates of other parameters, as multiples of that of matrices. Those of embedding and output hold for a
-# width of 768, and are larger in narrower networks.
-_VECTOR_RATE, _WIDTH_OF_RATES = 0.25, 768
+# width of 768, and are larger in narrower networks. That of the embedding holds for so many token ids or more: the
+# fewer there are, the more often each is seen, and the less must be learned at each time.
+_VECTOR_RATE, _WIDTH_OF_RATES, _TOKENS_OF_RATE = 0.25, 768, 16_384
 _OF_SGD = {"learning_rate": 0.1, "weight_decay": 0.0, "momentum": 0.9}
 _OF_ADAM = {"learning_rate": 1e-3, "weight_decay": 0.0, "beta1": 0.9}
 _OUTPUTS = ("lm_head", "output")  # parts of the names of output layers,
@@ -97,7 +98,9 @@ def _rate_outside(parameter: nn.Parameter, training: TrainingConfig, *, is_outpu
     """The highest rate of what is no matrix inside the network, from that of those."""
     if parameter.dim() < 2:
         return _VECTOR_RATE * training.learning_rate
-    times = training.output_rate if is_output else training.embedding_rate
+    times = training.output_rate
+    if not is_output:
+        times = training.embedding_rate * min(1.0, parameter.shape[0] / _TOKENS_OF_RATE) ** (1 / 3)
     return times * training.learning_rate * math.sqrt(_WIDTH_OF_RATES / parameter.shape[1])
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sparklm.storage import Folder
+from sparklm.errors import UserError
+from sparklm.storage import Folder, describe_damage
 
 STEPS, EVALUATIONS, SAMPLES, TASKS = "steps.jsonl", "evaluations.jsonl", "samples.jsonl", "tasks.jsonl"
 
@@ -83,4 +84,15 @@ def read_lines(run: Folder, name: str, kind: type[Line]) -> list[Line]:
     if not run.exists(name):
         return []
     # Not by `splitlines`, which would cut at other characters, too; a sample may hold any.
-    return [kind.model_validate_json(line) for line in run.read_text(name).split("\n") if line]
+    lines = run.read_bytes(name).decode(errors="replace").split("\n")
+    return [_parsed(run, name, number, line, kind) for number, line in enumerate(lines, start=1) if line]
+
+
+def _parsed(run: Folder, name: str, number: int, line: str, kind: type[Line]) -> Line:
+    try:
+        return kind.model_validate_json(line)
+    except ValidationError as error:
+        raise UserError(
+            f"{run.address(name)}, line {number}, is damaged: {describe_damage(error)}. Put the file back, or delete "
+            "it: the run then goes on without what it records"
+        ) from error

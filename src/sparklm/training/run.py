@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Mapping
+from typing import Annotated
 
 import safetensors.torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+from safetensors import SafetensorError
 from torch import Tensor
 
 from sparklm.config import Config, flat_settings
@@ -78,7 +80,7 @@ class RunRecord(BaseModel):
     config: Config
     dataset: str  # an address, or a name inside the run folder, so that a run can be moved
     dataset_sha256: str
-    threads: int
+    threads: Annotated[int, Field(ge=1, le=1024)]
     evaluation: EvaluationPlan = EvaluationPlan()
     begun_from: BegunFrom | None = None  # None = weights drawn by the seed
     planned: Planned | None = None  # None = all settings were given
@@ -272,9 +274,12 @@ def read_embeddings(run: Run) -> Tensor | None:
         return None
     try:
         tensors: dict[str, Tensor] = safetensors.torch.load(run.folder.read_bytes(EMBEDDINGS))
+        return tensors["embeddings"]
     except FileNotFoundError as error:
         raise UserError(f"{run.folder} has lost its {EMBEDDINGS}; put it back, or begin a new run") from error
-    return tensors["embeddings"]
+    except (SafetensorError, KeyError, ValueError) as error:
+        place = run.folder.address(EMBEDDINGS)
+        raise UserError(f"{place} is damaged ({error}); put it back, or begin a new run") from error
 
 
 def read_first_state(run: Run) -> dict[str, Tensor]:

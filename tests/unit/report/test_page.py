@@ -141,7 +141,7 @@ def test_damaged_files_are_named_and_spoil_nothing_else(run: Folder) -> None:
     run.write_bytes("model.zip", b"no zip")
     page = report_page([run])
     reason = "\n".join(reasons(page))
-    assert "steps.jsonl cannot be read" in reason
+    assert "steps.jsonl, line 1, is damaged" in reason
     assert "stats.json is not valid JSON" in reason
     assert "model.zip is not a model zip" in reason
     assert {"loss", "timeline", "phases"} <= figures(page).keys()
@@ -305,7 +305,7 @@ def test_evaluations_are_shown_before_an_epoch_is_done(run: Folder) -> None:
 def test_damaged_evaluations_are_named(run: Folder) -> None:
     run.write_text(EVALUATIONS, "no evaluation\n")
     page = report_page([run])
-    assert any(reason.startswith("evaluations.jsonl cannot be read") for reason in reasons(page))
+    assert any("evaluations.jsonl, line 1, is damaged" in reason for reason in reasons(page))
     assert "validation" in [trace["name"] for trace in figures(page)["loss"]["data"]]
 
 

@@ -107,7 +107,7 @@ def test_what_is_no_token_id_is_refused(tmp_path: Path, text: str, message: str)
     path = tmp_path / "ids.txt"
     path.write_text(text)
     with pytest.raises(UserError, match=message):
-        make_ids(tmp_path, path)
+        make_ids(tmp_path, path, format="tokens")
 
 
 def test_a_broken_line_among_words_is_refused(tmp_path: Path) -> None:
@@ -143,6 +143,18 @@ def test_numbers_that_are_no_ids_are_refused_before_a_vocabulary_is_made_of_them
     path = tmp_path / "numbers.txt"
     path.write_text("5 2000000000")
     with pytest.raises(UserError, match=r"after byte 0: token id 2000000000 is larger than any vocabulary's"):
+        make_ids(tmp_path, path, format="tokens")
+    manifest = make_ids(tmp_path, path, tokenizer="byte")
+    assert manifest.notes == [
+        "numbers.txt holds numbers too large for token ids and is read as text; data.format=tokens says otherwise"
+    ]
+    assert len(train_tokens(opened(tmp_path))) == path.stat().st_size + 1
+
+
+def test_numbers_that_become_too_large_behind_the_beginning_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "numbers.txt"
+    path.write_text("5 " * 40_000 + "1234567")
+    with pytest.raises(UserError, match=r"token id 1234567 is larger than any vocabulary's"):
         make_ids(tmp_path, path)
 
 

@@ -18,6 +18,8 @@ _START_REMEDIES = {
     ),
     "HADOOP_CONF_DIR": "copy yarn-site.xml and core-site.xml from the cluster, and point HADOOP_CONF_DIR at them",
     "resource manager does not answer": "see that YARN runs, and that a firewall lets this machine reach it",
+    r"spark\.local\.dir .* cannot be written": "point spark.local.dir at a folder that can be written",
+    "may start only": "raise the limit of processes (ulimit -u, or the pids of the container)",
     "cannot be written": "see that spark.event_log is a folder that can be written",
     "has not taken this application|has been killed": (
         "see the master's log: it may have another version of Spark, or spark.authenticate on one side alone"

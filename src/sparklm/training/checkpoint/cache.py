@@ -20,6 +20,7 @@ from sparklm.training.checkpoint.files import (
     load_record,
     load_tensors,
     new_attempt,
+    reading_checkpoint,
     save_record,
     save_tensors,
 )
@@ -83,7 +84,9 @@ def save_shared(replica: Replica, step: int) -> SavedFile:
 
 def load_log(run: Folder, commit: Commit, number: int) -> EpochSnapshot:
     """What a replica had recorded of its epoch."""
-    return load_record(step_folder(run, commit.step), commit.replicas[number].log, EpochSnapshot)
+    folder = step_folder(run, commit.step)
+    with reading_checkpoint(folder):
+        return load_record(folder, commit.replicas[number].log, EpochSnapshot)
 
 
 def _from_files(run: Run, commit: Commit, number: int, most_in_memory: int) -> Replica:
@@ -96,9 +99,11 @@ def _from_files(run: Run, commit: Commit, number: int, most_in_memory: int) -> R
     attempt, replica = others.popitem() if others else ("", Replica(run, number))
     shares_state = replica.pending is not None and attempt in [files.attempt for files in commit.replicas]
     replica.number = number
-    folder, own = step_folder(run.folder, commit.step), commit.replicas[number].own
-    shared = replica.shared_state() if shares_state else load_tensors(folder, commit.shared)
-    replica.restore(commit.round, shared | (load_tensors(folder, own) if own is not None else {}))
+    folder = step_folder(run.folder, commit.step)
+    with reading_checkpoint(folder):
+        own = commit.replicas[number].own
+        shared = replica.shared_state() if shares_state else load_tensors(folder, commit.shared)
+        replica.restore(commit.round, shared | (load_tensors(folder, own) if own is not None else {}))
     replica.log.restore(load_log(run.folder, commit, number))
     return replica
 

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Collection, Sequence
+from typing import Annotated
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from sparklm.errors import UserError
@@ -28,6 +30,7 @@ from sparklm.training.checkpoint.files import (
     load_slice,
     load_tensors,
     new_attempt,
+    reading_checkpoint,
     save_tensors,
 )
 from sparklm.training.run import Run
@@ -37,6 +40,7 @@ from sparklm.training.sync.rounds import Round
 _logger = logging.getLogger(__name__)
 CHECKPOINTS = "checkpoints"
 _COMMIT = "commit.json"
+_STEP_FOLDER = re.compile(r"step-[0-9]{8,18}")  # as `step_folder` names them; whatever else is there is not ours
 _FORMAT = "sparklm checkpoint 4"
 
 
@@ -56,7 +60,7 @@ class Commit(BaseModel):
     format: str = _FORMAT
     round: Round
     shared: SavedFile
-    replicas: Sequence[ReplicaFiles]
+    replicas: Annotated[Sequence[ReplicaFiles], Field(min_length=1)]
     mean: Sequence[SavedFile] = ()  # slices of what is to be applied, or, where that is not there,
     contributions: Sequence[Contribution] = ()  # what it is the mean of
 
@@ -79,10 +83,11 @@ def save_mean(folder: Folder, number: int, values: Tensor) -> SavedFile:
 def load_mean(run: Folder, commit: Commit, codec: Codec) -> Tensor:
     """The mean that a checkpoint's replicas have yet to apply: read, or taken from all contributions."""
     folder = step_folder(run, commit.step)
-    if commit.contributions:
-        return ordered_mean(load_slice(folder, each, 0, codec) for each in commit.contributions)
-    slices = [load_tensors(folder, file)["mean"] for file in commit.mean]
-    return slices[0] if len(slices) == 1 else torch.cat(slices)
+    with reading_checkpoint(folder):
+        if commit.contributions:
+            return ordered_mean(load_slice(folder, each, 0, codec) for each in commit.contributions)
+        slices = [load_tensors(folder, file)["mean"] for file in commit.mean]
+        return slices[0] if len(slices) == 1 else torch.cat(slices)
 
 
 def write_commit(run: Run, commit: Commit) -> None:
@@ -94,7 +99,12 @@ def write_commit(run: Run, commit: Commit) -> None:
 
 def read_commit(run: Folder, step: int) -> Commit:
     """What the checkpoint at a step consists of."""
-    return read_record(step_folder(run, step), _COMMIT, Commit, _FORMAT)
+    folder = step_folder(run, step)
+    with reading_checkpoint(folder):
+        commit = read_record(folder, _COMMIT, Commit, _FORMAT)
+        if commit.step != step or not 0 <= commit.round.start < step:
+            raise ValueError(f"{_COMMIT} is that of steps {commit.round.start} to {commit.step}")
+    return commit
 
 
 def committed_steps(run: Folder) -> list[int]:
@@ -129,4 +139,4 @@ def remove_later(run: Folder, step: int) -> None:
 
 def _steps(run: Folder) -> list[int]:
     names = (run / CHECKPOINTS).names()
-    return sorted(int(name.removeprefix("step-")) for name in names if name.startswith("step-"))
+    return sorted(int(name.removeprefix("step-")) for name in names if _STEP_FOLDER.fullmatch(name))

@@ -10,20 +10,21 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import safetensors
 import safetensors.torch
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from sparklm.errors import UserError
-from sparklm.storage import Buffer, Folder
+from sparklm.storage import Buffer, Folder, open_regular, require_regular_file
 from sparklm.training.sync.codec import Codec, slice_bounds
 
 _logger = logging.getLogger(__name__)
@@ -31,11 +32,14 @@ _DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch
 Record = TypeVar("Record", bound=BaseModel)
 
 
+FileName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # in the checkpoint's folder, and nowhere else
+
+
 class SavedFile(BaseModel):
     """A file, and what it must contain."""
 
     model_config = ConfigDict(frozen=True)
-    name: str
+    name: FileName
     sha256: str
 
 
@@ -43,8 +47,8 @@ class Contribution(BaseModel):
     """What a replica contributed to a sync: a file with a tensor of bytes for every slice."""
 
     model_config = ConfigDict(frozen=True)
-    name: str
-    vector_length: int
+    name: FileName
+    vector_length: Annotated[int, Field(ge=0)]
     slice_digests: Sequence[str]
 
 
@@ -86,7 +90,7 @@ def load_tensors(folder: Folder, file: SavedFile) -> dict[str, Tensor]:
         data = folder.read_bytes(file.name)
         _check(folder, file.name, hashlib.sha256(data).hexdigest() == file.sha256)
         return safetensors.torch.load(data)  # type: ignore[no-any-return]
-    with open(local, "rb") as opened:
+    with open_regular(local) as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
     _check(folder, file.name, digest == file.sha256)
     return safetensors.torch.load_file(local)  # type: ignore[no-any-return]
@@ -106,6 +110,7 @@ def load_slice(folder: Folder, contribution: Contribution, number: int, codec: C
     """Read one slice of a contribution, and nothing else of its file but the header."""
     name, local = contribution.name, folder.local_path(contribution.name)
     if local is not None:
+        require_regular_file(local)
         with safetensors.safe_open(local, framework="pt") as file:
             data = file.get_tensor(str(number))
     else:
@@ -145,12 +150,28 @@ def _writing(folder: Folder, name: str, parts: Sequence[Buffer]) -> Iterator[Non
         written.result()
 
 
+@contextlib.contextmanager
+def reading_checkpoint(folder: Folder) -> Iterator[None]:
+    """Whatever the files of a checkpoint make of those who read it, where one is lost or was changed, is damage."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        lost = os.path.basename(error.filename or "") or "a file"
+        raise UserError(f"{folder} has lost {lost}. {_remedy(folder)}") from error
+    except (safetensors.SafetensorError, LookupError, ValueError, TypeError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "CUDA" in str(error):
+            raise
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise UserError(f"{folder} is damaged ({reason}). {_remedy(folder)}") from error
+
+
 def _check(folder: Folder, name: str, is_whole: bool) -> None:
     if not is_whole:
-        raise UserError(
-            f"{folder.address(name)} does not match its checksum: the file is damaged. "
-            f"Delete {folder} and run again to go on from the checkpoint before it"
-        )
+        raise UserError(f"{folder.address(name)} does not match its checksum: the file is damaged. {_remedy(folder)}")
+
+
+def _remedy(folder: Folder) -> str:
+    return f"Delete {folder} and run again to go on from the checkpoint before it"
 
 
 def _tensor_digest(data: Tensor) -> str:
