@@ -139,7 +139,7 @@ def kill_at(place: Path, run: Path, moment: int) -> None:
 def check_kills(undisturbed: tuple[Path, dict[str, object], list[str]], stage: str, chosen: Sequence[int]) -> None:
     place, expected, touched = undisturbed
     for moment in chosen:
-        run = place / f"{stage}-{moment:04d}"  # as long as no other name is a part of it
+        run = place / f"{stage}-{moment:04d}-of-{len(chosen)}"  # a name that is part of no other
         kill_at(place, run, moment)
         resumed = train(place, str(run))
         at = f"killed at {touched[moment]}: {resumed.stderr}"
