@@ -159,6 +159,13 @@ def a_folder_has_one_owner(folder: Folder) -> None:
     assert folder.names() == []
 
 
+def what_killed_writers_left_is_removed(folder: Folder) -> None:
+    for name in (f".a.{'0' * 32}.tmp", ".mine.tmp", "a"):
+        folder.write_text(name, "x")
+    folder.remove_unfinished()
+    assert folder.names() == [".mine.tmp", "a"]
+
+
 CONTRACT: tuple[Callable[[Folder], None], ...] = (
     overwriting_replaces_the_whole,
     readers_see_old_or_new,
@@ -170,5 +177,6 @@ CONTRACT: tuple[Callable[[Folder], None], ...] = (
     names_may_hold_anything,
     one_of_many_creates,
     a_folder_has_one_owner,
+    what_killed_writers_left_is_removed,
 )
 every_promise = pytest.mark.parametrize("promise", CONTRACT, ids=lambda promise: promise.__name__)

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -89,7 +90,8 @@ def come_by(run: Path, act: Callable[[int, str], None]) -> None:
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal number
-        if event in EVENTS and arguments and isinstance(arguments[0], str | os.PathLike):
+        is_work = threading.current_thread().name != "lease"  # which looks by the clock
+        if is_work and event in EVENTS and arguments and isinstance(arguments[0], str | os.PathLike):
             path = str(os.fspath(arguments[0]))
             if str(run) in path and not any(name in path for name in BY_THE_CLOCK):
                 act(number, path)
@@ -137,7 +139,7 @@ def kill_at(place: Path, run: Path, moment: int) -> None:
 def check_kills(undisturbed: tuple[Path, dict[str, object], list[str]], stage: str, chosen: Sequence[int]) -> None:
     place, expected, touched = undisturbed
     for moment in chosen:
-        run = place / f"{stage}-{moment:04d}"  # as long as no other name is a part of it
+        run = place / f"{stage}-{moment:04d}-of-{len(chosen)}"  # a name that is part of no other
         kill_at(place, run, moment)
         resumed = train(place, str(run))
         at = f"killed at {touched[moment]}: {resumed.stderr}"
