@@ -208,12 +208,14 @@ def test_a_busy_port_of_the_user_interface(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("exchange", ["storage", pytest.param("collective", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("exchange", ["storage", "collective"])
 @case("Spark's Java killed in the middle of a training", "one line, exit code 1; the same command goes on, equal bytes")
 def test_a_java_that_is_killed(tmp_path: Path, exchange: str, lost: Callable[[str], None]) -> None:
     settings = [
         "training.epochs=400",
-        "training.max_steps=600",
+        "training.max_steps=200",
         "distributed.replicas=2",
         "distributed.diloco_steps=20",
     ]

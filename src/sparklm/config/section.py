@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 PositiveInt = Annotated[int, Field(ge=1, le=2**40)]  # of things that are only counted
 Size = Annotated[int, Field(ge=1, le=2**20)]  # of a vector, or of a batch of them
 WindowSize = Annotated[int, Field(ge=1, le=2**20)]  # longer ones no model.zip is read with
-Rate = Annotated[float, Field(gt=0, le=1e6)]
+Rate = Annotated[float, Field(gt=0, le=1e38)]  # what a float of 32 bits holds
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 NonEmptyText = Annotated[str, Field(min_length=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]

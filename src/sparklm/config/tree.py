@@ -244,7 +244,7 @@ class TrainingConfig(Section):
     final_learning_rate_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
         0.05, description="what is left of the rate at the end"
     )
-    weight_decay: Annotated[float, Field(ge=0, le=1e6)] = Field(
+    weight_decay: Annotated[float, Field(ge=0, le=1e38)] = Field(
         0.6,
         description="pull of matrices towards zero; with muon it falls with the rate, and embedding and output have "
         f"none. {_by_optimizer('weight_decay')}",
