@@ -32,7 +32,8 @@ def usable_cores() -> int:
 
 def use_threads(threads: int) -> None:
     """Set how many CPU threads torch uses, whatever the environment of this process says."""
-    require_threads(threads - 1, f"training.threads={threads}", "set fewer")
+    if threads > 1:  # with those of _Watch and _Crowd
+        require_threads(max(2, usable_cores() - threads + 2) + threads, f"training.threads={threads}", "set fewer")
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
     share_cores()
