@@ -35,7 +35,7 @@ _THEIR_STEPS, _THEIR_WARMUP, _THEIR_RATE, _THEIR_LAST_RATE = 2000, 100, 1e-3, 1e
 _OURS = (
     *("data.tokenizer=char", f"data.window_size={CONTEXT}", "data.validation_fraction=0.1"),
     *("model.num_layers=4", "model.num_heads=4", "model.width=128", f"training.batch_size={BATCH}"),
-    *("training.learning_rate=0.06", "training.momentum=0.85", "training.warmup_fraction=0.02"),
+    *("training.learning_rate=0.08", "training.momentum=0.85", "training.warmup_fraction=0.02"),
     "training.epochs=1000",
 )
 
@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--nanogpt", type=Path, required=True, metavar="DIR", help="a checkout of nanoGPT")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seeds", type=int, default=3, help="trainings to the goal; 0 = compare steps alone")
-    parser.add_argument("--steps-to-goal", type=int, default=200, help="that sparklm takes")
+    parser.add_argument("--steps-to-goal", type=int, default=195, help="that sparklm takes")
     add_turns(parser, steps=30)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
