@@ -103,7 +103,7 @@ def test_a_folder_that_is_in_use_is_refused(place: Path, finished_run: Path, com
             ],
         ),
         pytest.param(
-            ["--set", "data.window_size=50000000"],
+            ["--set", "data.window_size=1000000"],
             marks=case("commands that fail beside one that trains", "they fail, and remove nothing of it"),
         ),
     ],

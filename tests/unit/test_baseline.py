@@ -53,7 +53,7 @@ def test_the_mean_embedding_is_scored_as_predicted_embeddings_are(dataset: Datas
     table = model.token_embeddings.detach()
     mean = torch.from_numpy(weights / weights.sum()).float() @ table
     targets = torch.from_numpy(dataset.validation.read(0, 5))
-    scored = _embedding_loss(mean.expand(5, -1), targets, table, model.shape.objective, num_ranked=5)
+    scored = _embedding_loss(mean.expand(5, -1), targets, table, model.shape.objective, num_judged=5, num_ranked=5)
     assert baseline is not None
     assert baseline.guess == "guessing the mean embedding"
     assert baseline.loss == pytest.approx(scored[0].item(), rel=1e-5)

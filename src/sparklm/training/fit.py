@@ -193,7 +193,7 @@ class _Training:
     def result(self, first_step: int, stopped_early: bool) -> FitResult:
         """What came of it, and which weights become the model."""
         run, records, last_step = self._run, self._recorder.records, latest_step(self._run.folder)
-        prune_checkpoints(run.folder, run.config.training.keep_checkpoints, self._protected())
+        prune_checkpoints(run, self._protected())
         model_step = best_step(self._candidates()) or last_step
         epoch = self._plan.epoch_of(model_step - 1)
         model_record = records[epoch]

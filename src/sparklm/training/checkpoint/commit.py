@@ -117,16 +117,18 @@ def latest_step(run: Folder) -> int:
     return max(committed_steps(run), default=0)
 
 
-def prune_checkpoints(run: Folder, keep: int, protect: Collection[int] = ()) -> None:
+def prune_checkpoints(run: Run, protect: Collection[int] = ()) -> None:
     """Delete all but the newest checkpoints and the protected ones, commit markers first, and what crashes left."""
-    committed = committed_steps(run)
+    run.check_owned()
+    folder, keep = run.folder, run.config.training.keep_checkpoints
+    committed = committed_steps(folder)
     kept = {*committed[-keep:], *protect}
-    for step in _steps(run):
+    for step in _steps(folder):
         if step not in kept and step < committed[-1]:
             # A task that was given up may still write there: the next time, then.
             with contextlib.suppress(OSError, UserError):
-                step_folder(run, step).remove(_COMMIT)
-                step_folder(run, step).remove()
+                step_folder(folder, step).remove(_COMMIT)
+                step_folder(folder, step).remove()
                 _logger.debug("checkpoint pruned", extra={"step": step})
 
 

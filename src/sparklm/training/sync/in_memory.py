@@ -139,5 +139,5 @@ def _save_checkpoint(
     if first.number == 0:
         all_files = [ReplicaFiles.model_validate_json(text) for text in gathered]
         write_commit(run, Commit(round=round_, shared=shared, replicas=all_files, mean=slices))
-        prune_checkpoints(run.folder, run.config.training.keep_checkpoints, protect)
+        prune_checkpoints(run, protect)
     return files

@@ -91,7 +91,7 @@ def train_by_storage(
     is_to_stop: Callable[[], bool] = lambda: False,
 ) -> EpochWork:
     """Do rounds of tasks, each from the checkpoint of the one before, until asked to stop."""
-    keep, reduce_seconds = run.config.training.keep_checkpoints, 0.0
+    reduce_seconds = 0.0
     pruning: Future[None] | None = None
     left, stops, end = deque(rounds), False, None
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="prune") as pool:
@@ -111,7 +111,7 @@ def train_by_storage(
             if pruning is not None:
                 pruning.result()
             # Old checkpoints are deleted while the next round is done: that takes a tenth of a second.
-            pruning = pool.submit(copy_context().run, prune_checkpoints, run.folder, keep, protect)
+            pruning = pool.submit(copy_context().run, prune_checkpoints, run, protect)
         if pruning is not None:
             pruning.result()
     return EpochWork(reduce_seconds=reduce_seconds, end=end)
