@@ -13,12 +13,13 @@ from typing import Any, ParamSpec, TypeVar
 
 from pydantic import BaseModel, computed_field
 
-from sparklm.config import CleaningConfig, DataConfig, SparkConfig
+from sparklm.config import CleaningConfig, Config, DataConfig, SparkConfig
 from sparklm.placement.in_process import InProcess
 from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
 from sparklm.text.shards import Dataset
 from sparklm.training.metrics import EpochRecord
+from sparklm.training.run import Run, new_run
 
 LEARNING_RATES = {"adamw": (1e-3, 3e-3, 1e-2), "muon": (5e-3, 1.5e-2, 4e-2)}  # tried for each optimizer
 SPAWN = multiprocessing.get_context("spawn")
@@ -30,6 +31,13 @@ def prepare_here(data: DataConfig, folder: Folder) -> Dataset:
     """The dataset of a corpus, prepared in this process."""
     prepare(data, CleaningConfig(), folder, InProcess())
     return Dataset(folder)
+
+
+def begin_run(config: Config, folder: Path, threads: int) -> Run:
+    """A run of a config, with its dataset, prepared in this process."""
+    dataset = Folder(str(folder / "dataset"))
+    manifest = prepare_here(config.data, dataset).manifest
+    return new_run(Folder(str(folder / "run")), config, dataset.url, manifest, threads)
 
 
 def spark_settings(master: str) -> SparkConfig:

@@ -18,16 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import Comparison, prepare_here, take_turns
+from measuring import Comparison, begin_run, take_turns
 from peers import own_loss, seconds_of, split, step_of, validation_loss
 from reporting import add_turns, make_parser, publish_comparisons
 from torch import Tensor
 
 from sparklm.config.resolve import resolve
-from sparklm.storage import Folder
 from sparklm.text.windows import Int64Array
 from sparklm.training.replica import Replica
-from sparklm.training.run import new_run
 from sparklm.wording import count
 
 CONTEXT, BATCH, GOAL = 64, 12, 1.88
@@ -44,9 +42,7 @@ def make_replica(folder: Path, text: Path, steps: int, seed: int, threads: int) 
     """A replica of nanoGPT's sizes."""
     settings = (f"data.corpus={text}", f"training.max_steps={steps}", f"training.seed={seed}")
     config = resolve(assignments=[*_OURS, *settings]).config
-    dataset = Folder(str(folder / "dataset"))
-    manifest = prepare_here(config.data, dataset).manifest
-    return Replica(new_run(Folder(str(folder / "run")), config, dataset.url, manifest, threads))
+    return Replica(begin_run(config, folder, threads))
 
 
 class NanoGpt:

@@ -14,7 +14,7 @@ from pathlib import Path
 import safetensors.torch
 import torch
 import torch.nn.functional as F
-from measuring import Comparison, prepare_here, take_turns
+from measuring import Comparison, begin_run, take_turns
 from peers import seconds_of, step_of
 from reporting import add_turns, make_parser, publish_comparisons
 from torch import Tensor
@@ -22,10 +22,8 @@ from torch import Tensor
 from sparklm.config.resolve import resolve
 from sparklm.embeddings.files import EMBEDDINGS
 from sparklm.models.network import LanguageModel
-from sparklm.storage import Folder
 from sparklm.training.optim import build_optimizer
 from sparklm.training.replica import Replica
-from sparklm.training.run import new_run
 from sparklm.wording import count
 
 PRESETS = ("gpt-tiny", "s0-lstm", "s1-dense", "s2-attention", "s3-attention", "s4-rnn")
@@ -39,11 +37,10 @@ def make_replica(preset: str, folder: Path, corpus: str | None) -> Replica:
     if corpus is not None:
         settings.append(f"data.corpus={corpus}")
     config = resolve(preset=preset, assignments=settings).config
-    dataset, threads = Folder(str(folder / "dataset")), config.training.threads or torch.get_num_threads()
-    manifest = prepare_here(config.data, dataset).manifest
-    run = new_run(Folder(str(folder / "run")), config, dataset.url, manifest, threads)
+    run = begin_run(config, folder, config.training.threads or torch.get_num_threads())
     if config.data.embeddings is not None:
-        table = {"embeddings": torch.randn(manifest.vocab_size, config.model.embedding_size or config.model.width)}
+        vocab_size = run.open_dataset().manifest.vocab_size
+        table = {"embeddings": torch.randn(vocab_size, config.model.embedding_size or config.model.width)}
         run.folder.write_bytes(EMBEDDINGS, safetensors.torch.save(table))
     return Replica(run)
 

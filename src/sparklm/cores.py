@@ -19,6 +19,7 @@ import torch
 
 from sparklm.threads import require_threads
 
+BUSY_CORES = 0.5  # of other programs, from which on it is worth a word
 _SHORTEST_LOAD_SECONDS = 0.5  # below, a moment's work would look like a load
 _LOOK_SECONDS = 0.5
 _SPARE_CORES = 0.25  # what others may use before they count

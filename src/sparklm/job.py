@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from sparklm.baseline import Baseline, measure_baseline
 from sparklm.config import Config
-from sparklm.cores import OtherLoad
+from sparklm.cores import BUSY_CORES, OtherLoad
 from sparklm.embeddings.files import EMBEDDINGS, WORD2VEC_ROUNDS
 from sparklm.embeddings.make import make_embeddings, write_embeddings
 from sparklm.errors import UserError
@@ -77,7 +77,6 @@ from sparklm.training.stopping import StopRequest
 from sparklm.training.tasks import MeasureOrder, ModelOrder, measure_steps, write_model_task
 from sparklm.wording import amount, count, duration, size
 
-_BUSY_CORES = 0.5  # of other programs, from which on it is worth a warning
 _SHARE_OF_STEPS = 0.9  # of a training's time; the rest is for evaluations, checkpoints and starting tasks
 _MADE_BY_TRAINING = (METRICS, STEPS, EVALUATIONS, SAMPLES, TASKS, CHECKPOINTS, PROGRESS, "tensorboard")
 TEXTS = "texts.jsonl"  # texts that were given as such
@@ -469,7 +468,7 @@ def _replicas(config: Config) -> str:
 
 def _warn_of_load(busy_cores: float, watcher: Watcher) -> None:
     """Say that others want the cores: steps take longer, and an estimate of the time is too short."""
-    if busy_cores >= _BUSY_CORES:
+    if busy_cores >= BUSY_CORES:
         watcher.warn(
             f"other programs keep {busy_cores:.1f} of {os.cpu_count()} cores busy: steps take longer than they might"
         )

@@ -65,10 +65,11 @@ class _Peak(threading.Thread):
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(self._process_id)
                 for each in (process, *process.children(recursive=True)):
-                    self.bytes = max(self.bytes, _peak_bytes(each.pid))
+                    self.bytes = max(self.bytes, peak_bytes(each.pid))
 
 
-def _peak_bytes(process_id: int) -> int:
+def peak_bytes(process_id: int) -> int:
+    """The most that a process has had in memory; 0 where it is gone, or has none any more."""
     with contextlib.suppress(OSError, StopIteration):
         lines = Path(f"/proc/{process_id}/status").read_text().splitlines()
         return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM")))

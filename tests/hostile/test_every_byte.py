@@ -50,19 +50,21 @@ def outcome(target: Target, data: bytes, folder: Path, run: Path) -> object:
         return None
 
 
-@pytest.mark.parametrize(
-    ("name", "places"),
-    [
-        pytest.param(
-            name,
-            places,
-            id=f"{what}, {places} places",
-            marks=[case(f"a byte of {what} is flipped, at any place", SAME_OR_REFUSED), *marks],
-        )
-        for places, marks in ((FEW, []), (MANY, [pytest.mark.long, pytest.mark.timeout(3000)]))
-        for name, what in FILES.items()
-    ],
-)
+def of_every_file(done: str) -> pytest.MarkDecorator:
+    """A case for each file, at a few of its places and, as a long test, at many."""
+    return pytest.mark.parametrize(
+        ("name", "places"),
+        [
+            pytest.param(
+                name, places, id=f"{what}, {places} places", marks=[case(done.format(what), SAME_OR_REFUSED), *marks]
+            )
+            for places, marks in ((FEW, []), (MANY, [pytest.mark.long, pytest.mark.timeout(3000)]))
+            for name, what in FILES.items()
+        ],
+    )
+
+
+@of_every_file("a byte of {} is flipped, at any place")
 def test_a_flipped_byte_is_seen_or_does_not_matter(
     name: str, places: int, work: Path, finished_run: Path, lost: Callable[[str], None]
 ) -> None:
@@ -76,19 +78,7 @@ def test_a_flipped_byte_is_seen_or_does_not_matter(
     lost("nothing")
 
 
-@pytest.mark.parametrize(
-    ("name", "places"),
-    [
-        pytest.param(
-            name,
-            places,
-            id=f"{what}, {places} places",
-            marks=[case(f"{what} is cut, at any place", SAME_OR_REFUSED), *marks],
-        )
-        for places, marks in ((FEW, []), (MANY, [pytest.mark.long, pytest.mark.timeout(3000)]))
-        for name, what in FILES.items()
-    ],
-)
+@of_every_file("{} is cut, at any place")
 def test_a_cut_file_is_seen(name: str, places: int, work: Path, finished_run: Path) -> None:
     target = targets(finished_run)[name]
     expected = outcome(target, target.seed, work, finished_run)

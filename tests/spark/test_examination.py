@@ -22,6 +22,7 @@ from sparklm.spark.placement import OnSpark
 from sparklm.storage import Folder
 from sparklm.training.memory import estimate_replica_bytes, process_bytes_task
 from tests.conftest import run_job, tiny_config
+from tests.hostile.limits import peak_bytes
 
 pytestmark = pytest.mark.spark
 
@@ -96,12 +97,6 @@ def python_workers() -> dict[int, int]:
             if "pyspark.daemon" in process.cmdline():
                 found[process.pid] = process.ppid()
     return found
-
-
-def peak_bytes(pid: int) -> int:
-    """The most that a process has had in memory."""
-    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return 1024 * int(lines["VmHWM"].split()[0])
 
 
 def test_the_command_says_problem_with_exit_code_1(tmp_path: Path) -> None:

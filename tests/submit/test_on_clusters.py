@@ -102,9 +102,13 @@ def start_submit(
     options: tuple[str, ...], conf: tuple[str, ...], *command: str, variables: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
     flags = [part for setting in conf for part in ("--conf", setting)]
+    return start([sys.executable, "-m", "sparklm", "submit", *options, *flags, "--", *command], variables or {})
+
+
+def start(call: list[str], variables: Mapping[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "sparklm", "submit", *options, *flags, "--", *command],
-        env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", **(variables or {})},
+        call,
+        env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -249,14 +253,7 @@ def start_spark_submit(
     )
     call = [f"{spark_home()}/bin/spark-submit", *options, "--archives", f"{archive}#environment"]
     call += [part for setting in conf for part in ("--conf", setting)]
-    return subprocess.Popen(
-        [*call, entry.stdout.strip(), *command],
-        env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    return start([*call, entry.stdout.strip(), *command], variables)
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ Everything that is known after a round is in its checkpoint, so `fit` can be kil
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -132,7 +133,8 @@ class _Training:
         if len(recorder.records) < epoch:
             raise UserError(
                 f"{self._run.folder.address(METRICS)} has lost epochs: it records {len(recorder.records)}, but {epoch} "
-                f"are done before step {step}. Put it back, or begin a new run with --init-from {self._run.folder}"
+                f"are done before step {step}. Put it back, or begin a new run with --init-from "
+                f"{shlex.quote(str(self._run.folder))}"
             )
         recorder.keep(epoch + 1, lambda each: self._is_evaluated(each) or each == step)
         self._record_evaluations(logs)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparklm.config import Config, flat_settings
 from sparklm.config.secrets import without_hidden, without_secrets
-from sparklm.config.tree import MOST_REPLICAS
+from sparklm.config.tree import MOST_REPLICAS, MOST_THREADS
 from sparklm.embeddings.files import EMBEDDINGS
 from sparklm.errors import UserError
 from sparklm.redaction import hide_secrets
@@ -80,7 +80,7 @@ class RunRecord(BaseModel):
     config: Config
     dataset: str  # an address, or a name inside the run folder, so that a run can be moved
     dataset_sha256: str
-    threads: Annotated[int, Field(ge=1, le=1024)]
+    threads: Annotated[int, Field(ge=1, le=MOST_THREADS)]
     evaluation: EvaluationPlan = EvaluationPlan()
     begun_from: BegunFrom | None = None  # None = weights drawn by the seed
     planned: Planned | None = None  # None = all settings were given

@@ -14,13 +14,13 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from sparklm.config import Config
+from sparklm.cores import BUSY_CORES
 from sparklm.spark.cluster import ClusterFacts
 from sparklm.spark.memory import compare_with_room, room_for_python
 from sparklm.training.sync.choose import choose_exchange
 from sparklm.wording import count, size
 
 _MOST_CLOCK_SECONDS = 5.0
-_BUSY_CORES = 0.5  # from where on other programs are worth a word
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def judge_load(processes: Sequence[ProcessFacts]) -> Finding:
         if process.busy_cores is not None:
             looks.setdefault(process.host, []).append(process)
     quietest = [min(of_host, key=lambda process: process.busy_cores or 0.0) for of_host in looks.values()]
-    busy = [process for process in quietest if (process.busy_cores or 0.0) >= _BUSY_CORES]
+    busy = [process for process in quietest if (process.busy_cores or 0.0) >= BUSY_CORES]
     if not busy:
         return Finding("load", "ok", "no other programs at work" if quietest else "not known here")
     seen = _by_host((process.host, f"{process.busy_cores:.1f} of {count(process.cores, 'core')}") for process in busy)
