@@ -9,11 +9,16 @@ from pathlib import Path
 import pytest
 import s3fs
 
+from sparklm.config import Config
 from sparklm.progress.watcher import Watcher
 from sparklm.storage import Folder, patience
 from sparklm.training.phases import StepProgress
-from tests.conftest import SENTENCES, run_job, tiny_config
+from sparklm.training.records import STEPS, StepRecord, read_lines
+from sparklm.training.run import read_run
+from tests.conftest import SENTENCES, RecordingWatcher, run_job, tiny_config
+from tests.hadoop.server import Hadoop, hadoop
 from tests.hostile.cases import case
+from tests.servers.mlflow import MLflowServer, mlflow_server
 from tests.servers.s3 import BUCKET, FaultyProxy, moto
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
@@ -22,16 +27,24 @@ STAGES = ("prepare", "train", "sync", "evaluate", "model", "finish")
 
 
 class Outage(Watcher):
-    """Takes a server away, once, when a stage begins, and waits for nothing."""
+    """Takes a server away, once, when a stage begins; it comes again by itself."""
 
-    def __init__(self, stage: str, proxy: FaultyProxy) -> None:
-        self._stage, self._proxy = stage, proxy
-        self.thread: threading.Thread | None = None
-        self.warnings: list[str] = []
+    def __init__(self, stage: str, go: Callable[[], None], come: Callable[[], None]) -> None:
+        self._stage, self._go = stage, go
+        self._back = threading.Timer(AWAY_SECONDS, come)
+        self.was_away = False
+        self.said: list[str] = []
 
     def _reach(self, stage: str) -> None:
-        if stage == self._stage and self.thread is None:
-            self.thread = self._proxy.be_away(AWAY_SECONDS)
+        if stage == self._stage and not self.was_away:
+            self.was_away = True
+            self._go()
+            self._back.start()
+
+    def wait_for_return(self) -> None:
+        """Also where the training has failed: the server is others' too."""
+        if self.was_away:
+            self._back.join()
 
     def stage(self, text: str) -> None:
         """Preparing, or writing the model."""
@@ -56,7 +69,11 @@ class Outage(Watcher):
 
     def warn(self, text: str) -> None:
         """What is said of the server."""
-        self.warnings.append(text)
+        self.said.append(text)
+
+    def note(self, text: str) -> None:
+        """The same, where the run does not need it."""
+        self.said.append(text)
 
 
 @pytest.fixture(scope="module")
@@ -72,18 +89,92 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyProxy]:
     s3fs.S3FileSystem.clear_instance_cache()
 
 
+@pytest.fixture(scope="module")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hadoop]:
+    with hadoop(tmp_path_factory.mktemp("hdfs"), node_memory_mib=0) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MLflowServer]:
+    with mlflow_server(tmp_path_factory.mktemp("mlflow")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, bytes]:
+    """Settings of a training by two replicas, and the bytes of its model on the disk."""
+    place = tmp_path_factory.mktemp("whole")
+    (place / "a.txt").write_text(SENTENCES * 30)
+    config = tiny_config(
+        place / "a.txt", "distributed.replicas=2", "distributed.strategy=averaging", "training.max_steps=20"
+    )
+    run_job(config, place / "run")
+    return config, (place / "run/model.zip").read_bytes()
+
+
+def train_through(outage: Outage, config: Config, run: Folder) -> bytes:
+    """Train while a server goes and comes; the bytes of the model."""
+    try:
+        with patience(5, outage.warn):
+            run_job(config, run, watcher=outage)
+    finally:
+        outage.wait_for_return()
+    assert outage.was_away, "the stage was never reached"
+    return run.read_bytes("model.zip")
+
+
 @pytest.mark.parametrize("stage", STAGES)
 @case("the S3 server away for 30 s, in each stage of a training by two replicas", "waited for and said; equal bytes")
-def test_s3_is_away_in_each_stage(proxy: FaultyProxy, tmp_path: Path, stage: str, lost: Callable[[str], None]) -> None:
-    settings = ("distributed.replicas=2", "distributed.strategy=averaging", "training.max_steps=20")
-    (tmp_path / "a.txt").write_text(SENTENCES * 30)
-    config = tiny_config(tmp_path / "a.txt", *settings)
-    run_job(config, tmp_path / "whole")
-    outage, run = Outage(stage, proxy), Folder(f"s3://{BUCKET}/{stage}")
-    with patience(5, outage.warn):
-        run_job(config, run, watcher=outage)
-    assert outage.thread is not None, "the stage was never reached"
-    outage.thread.join()
-    assert any("trying again" in warning for warning in outage.warnings)
-    assert run.read_bytes("model.zip") == (tmp_path / "whole/model.zip").read_bytes()
+def test_s3_is_away_in_each_stage(
+    proxy: FaultyProxy, whole_run: tuple[Config, bytes], stage: str, lost: Callable[[str], None]
+) -> None:
+    config, model = whole_run
+    outage = Outage(stage, proxy.go, proxy.come)
+    assert train_through(outage, config, Folder(f"s3://{BUCKET}/{stage}")) == model
+    assert any("trying again" in text for text in outage.said)
     lost("0 bytes")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@case("the name node of HDFS away for 30 s, in each stage", "waited for and said; equal bytes")
+def test_the_name_node_is_away_in_each_stage(
+    hdfs: Hadoop, whole_run: tuple[Config, bytes], stage: str, lost: Callable[[str], None]
+) -> None:
+    config, model = whole_run
+    outage = Outage(stage, lambda: hdfs.order("stop name node"), lambda: hdfs.order("start name node"))
+    assert train_through(outage, config, Folder(f"{hdfs.uri}/name-node/{stage}")) == model
+    assert any("trying again" in text for text in outage.said)
+    lost("0 bytes")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@case("a data node of HDFS away for 30 s, in each stage", "equal bytes")
+def test_a_data_node_is_away_in_each_stage(
+    hdfs: Hadoop, whole_run: tuple[Config, bytes], stage: str, lost: Callable[[str], None]
+) -> None:
+    config, model = whole_run
+    outage = Outage(stage, lambda: hdfs.order("stop data node"), lambda: hdfs.order("start data node"))
+    assert train_through(outage, config, Folder(f"{hdfs.uri}/data-node/{stage}")) == model
+    lost("0 bytes")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@case("the MLflow server away for 30 s, in each stage", "said; equal bytes; --resume brings it up to date")
+def test_mlflow_is_away_in_each_stage(
+    mlflow: MLflowServer, whole_run: tuple[Config, bytes], stage: str, tmp_path: Path, lost: Callable[[str], None]
+) -> None:
+    config, model = whole_run
+    output = config.output.model_copy(update={"mlflow": mlflow.uri})
+    config, run = config.model_copy(update={"output": output}), Folder(str(tmp_path / "run"))
+    outage = Outage(stage, mlflow.kill, mlflow.start)
+    assert train_through(outage, config, run) == model
+    assert any(mlflow.uri in text for text in outage.said), outage.said
+    after = RecordingWatcher()
+    run_job(config, run, watcher=after, resume=True)
+    assert not [note for note in after.notes if mlflow.uri in note]
+    steps = [record.step for record in read_lines(run, STEPS, StepRecord)]
+    found = mlflow.run(read_run(run))
+    assert [step for step, _, _ in mlflow.history(found, "step/loss")] == steps
+    assert found.info.status == "FINISHED"
+    lost("0 steps of its history")

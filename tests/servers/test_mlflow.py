@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,83 +28,22 @@ from tests.run_history import (
     step_records,
     write_history,
 )
+from tests.servers.mlflow import MLflowServer, mlflow_server
 
-PROGRAM = Path(__file__).parents[2] / ".venv-mlflow" / "bin" / "mlflow"
-START_SECONDS = 120.0
 pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
 
 
-class Server:
-    """A tracking server on this machine, which can be killed and started again with what it had."""
-
-    def __init__(self, place: Path) -> None:
-        self._place, self._process = place, None
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
-        self.uri = f"http://127.0.0.1:{self._port}"
-
-    def start(self) -> None:
-        settings = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-        options = {
-            "--host": "127.0.0.1",
-            "--port": str(self._port),
-            "--workers": "1",
-            "--backend-store-uri": f"sqlite:///{self._place}/mlflow.db",
-            "--artifacts-destination": str(self._place / "artifacts"),
-        }
-        with (self._place / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [PROGRAM, "server", *(part for option in options.items() for part in option)],
-                cwd=self._place,
-                env=os.environ | settings,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        deadline = time.monotonic() + START_SECONDS
-        while not self._answers():
-            log_text = (self._place / "server.log").read_text()
-            assert self._process.poll() is None, log_text
-            assert time.monotonic() < deadline, log_text
-            time.sleep(0.3)
-
-    def kill(self) -> None:
-        if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait(timeout=30)
-            self._process = None
-
-    def _answers(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.uri}/health", timeout=2) as answer:
-                return answer.status == 200
-        except OSError:
-            return False
-
-
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    if not PROGRAM.exists():
-        pytest.skip("no MLflow server: make .venv-mlflow/.installed")
-    server = Server(tmp_path_factory.mktemp("mlflow"))
-    try:
-        server.start()
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MLflowServer]:
+    with mlflow_server(tmp_path_factory.mktemp("mlflow")) as server:
         yield server
-    finally:
-        server.kill()
-
-
-def client(server: Server) -> Any:
-    from mlflow import MlflowClient
-
-    return MlflowClient(tracking_uri=server.uri)
 
 
 def renamed(run_id: str) -> RunRecord:
     return RECORD.model_copy(update={"run_id": run_id})
 
 
-def opened(server: Server, run: Path, record: RunRecord) -> tuple[SafeExporter, list[str]]:
+def opened(server: MLflowServer, run: Path, record: RunRecord) -> tuple[SafeExporter, list[str]]:
     notes: list[str] = []
     (exporter,) = open_exporters(Folder(str(run)), record, OutputConfig(mlflow=server.uri), notes.append)
     return exporter, notes
@@ -117,21 +52,6 @@ def opened(server: Server, run: Path, record: RunRecord) -> tuple[SafeExporter, 
 def send(exporter: SafeExporter, run: Path, epoch: int) -> None:
     write_history(Folder(str(run)), epoch)
     exporter.epoch(epoch_record(epoch), step_records(epoch), epoch_sample(epoch))
-
-
-def only_run(server: Server, record: RunRecord) -> Any:
-    experiment = client(server).get_experiment_by_name(record.config.spark.app_name)
-    (run,) = client(server).search_runs(
-        [experiment.experiment_id], f"tags.`sparklm.run_id` = '{record.run_id}'", max_results=10
-    )
-    return run
-
-
-def history(server: Server, run: Any, key: str) -> list[tuple[int, int, float]]:
-    return sorted(
-        (metric.step, metric.timestamp, metric.value)
-        for metric in client(server).get_metric_history(run.info.run_id, key)
-    )
 
 
 def expected(epochs: int) -> dict[str, list[tuple[int, int, float]]]:
@@ -146,27 +66,27 @@ def expected(epochs: int) -> dict[str, list[tuple[int, int, float]]]:
     return figures
 
 
-def assert_complete(server: Server, run: Any, epochs: int) -> None:
+def assert_complete(server: MLflowServer, run: Any, epochs: int) -> None:
     assert set(run.data.metrics) == set(expected(epochs))
     for key, figures in expected(epochs).items():
-        assert history(server, run, key) == figures, key
+        assert server.history(run, key) == figures, key
 
 
-def artifacts(server: Server, run: Any, folder: str | None = None) -> set[str]:
-    return {entry.path for entry in client(server).list_artifacts(run.info.run_id, folder)}
+def artifacts(server: MLflowServer, run: Any, folder: str | None = None) -> set[str]:
+    return {entry.path for entry in server.client().list_artifacts(run.info.run_id, folder)}
 
 
-def test_a_finished_run_is_there_with_all_that_it_left(server: Server, tmp_path: Path) -> None:
+def test_a_finished_run_is_there_with_all_that_it_left(server: MLflowServer, tmp_path: Path) -> None:
     check_exporters(OutputConfig(mlflow=server.uri))
     run, record = tmp_path / "a-run", renamed("finished")
     exporter, notes = opened(server, run, record)
-    assert only_run(server, record).info.status == "RUNNING"
+    assert server.run(record).info.status == "RUNNING"
     for epoch in (1, 2):
         send(exporter, run, epoch)
     for name in ("stats.json", "stats.txt", "sample.txt", "model.zip", "unrelated.bin"):
         (run / name).write_text(name)
     exporter.close("finished")
-    found = only_run(server, record)
+    found = server.run(record)
     assert notes == []
     assert (found.info.status, found.info.run_name) == ("FINISHED", "a-run")
     assert found.data.params == settings_as_text(record.config)
@@ -183,7 +103,7 @@ def test_a_finished_run_is_there_with_all_that_it_left(server: Server, tmp_path:
             assert answer.read().decode() == content
 
 
-def test_evaluations_are_there_by_step_once_each_with_their_samples(server: Server, tmp_path: Path) -> None:
+def test_evaluations_are_there_by_step_once_each_with_their_samples(server: MLflowServer, tmp_path: Path) -> None:
     run, record = tmp_path / "run", renamed("evaluated")
     write_lines(Folder(str(run)), EVALUATIONS, [evaluation_record(10)])
     write_lines(Folder(str(run)), SAMPLES, [evaluation_sample(10)])
@@ -191,54 +111,54 @@ def test_evaluations_are_there_by_step_once_each_with_their_samples(server: Serv
         exporter, notes = opened(server, run, record)
         exporter.evaluation(evaluation_record(20), evaluation_sample(20))
     exporter.close("finished")
-    found = only_run(server, record)
+    found = server.run(record)
     assert notes == []
     evaluations = [evaluation_record(10), evaluation_record(20)]
     for name in ("loss", "accuracy", "perplexity"):
         figures = [(entry.step, round(1000 * entry.time), getattr(entry, name)) for entry in evaluations]
-        assert history(server, found, f"evaluation/{name}") == figures
+        assert server.history(found, f"evaluation/{name}") == figures
     assert artifacts(server, found, "samples") == {"samples/step-00000010.txt", "samples/step-00000020.txt"}
     assert "evaluations.jsonl" in artifacts(server, found)
 
 
-def test_a_training_is_shown_by_both_programs(server: Server, corpus_file: Path, tmp_path: Path) -> None:
+def test_a_training_is_shown_by_both_programs(server: MLflowServer, corpus_file: Path, tmp_path: Path) -> None:
     config = tiny_config(corpus_file, "output.tensorboard=true", f"output.mlflow={server.uri}")
     run = Folder(str(tmp_path / "run"))
     watcher = RecordingWatcher()
     run_job(config, tmp_path / "run", watcher=watcher, report=True)
-    found = only_run(server, read_run(run))
+    found = server.run(read_run(run))
     assert found.info.status == "FINISHED"
     for record in read_metrics(run):
-        history = client(server).get_metric_history(found.info.run_id, "epoch/ValidationLoss")
+        history = server.client().get_metric_history(found.info.run_id, "epoch/ValidationLoss")
         assert [entry.value for entry in history][record.Epoch - 1] == pytest.approx(record.ValidationLoss)
-    steps = client(server).get_metric_history(found.info.run_id, "step/loss")
+    steps = server.client().get_metric_history(found.info.run_id, "step/loss")
     assert [entry.step for entry in steps] == [line.step for line in read_lines(run, STEPS, StepRecord)]
-    files = {entry.path for entry in client(server).list_artifacts(found.info.run_id)}
+    files = {entry.path for entry in server.client().list_artifacts(found.info.run_id)}
     assert {"report.html", "metrics.csv", "stats.json"} <= files
     assert list((tmp_path / "run" / "tensorboard").iterdir())
     assert not any("fails" in note for note in watcher.notes)
 
 
-def test_a_resumed_run_goes_on_in_the_same_mlflow_run(server: Server, tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_in_the_same_mlflow_run(server: MLflowServer, tmp_path: Path) -> None:
     run, record = tmp_path / "run", renamed("resumed")
     exporter, _ = opened(server, run, record)
     send(exporter, run, 1)
-    first = only_run(server, record)  # and then the process is killed, after the second epoch was recorded
+    first = server.run(record)  # and then the process is killed, after the second epoch was recorded
     write_history(Folder(str(run)), 2)
     elsewhere = record.config.model_copy(
         update={"spark": record.config.spark.model_copy(update={"master": "local[1]"})}
     )
     exporter, notes = opened(server, run, record.model_copy(update={"config": elsewhere}))
-    assert_complete(server, only_run(server, record), epochs=2)
+    assert_complete(server, server.run(record), epochs=2)
     send(exporter, run, 3)
     exporter.close("interrupted")
-    found = only_run(server, record)
+    found = server.run(record)
     assert (found.info.run_id, found.info.status, notes) == (first.info.run_id, "KILLED", [])
     assert found.data.params["spark.master"] == "local[*]", "as it was when the run began"
     assert_complete(server, found, epochs=3)
 
 
-def test_a_very_long_setting_and_very_many_steps_fit(server: Server, tmp_path: Path) -> None:
+def test_a_very_long_setting_and_very_many_steps_fit(server: MLflowServer, tmp_path: Path) -> None:
     run, record = tmp_path / "run", renamed("long")
     config = record.config.model_copy(
         update={"generation": record.config.generation.model_copy(update={"prompt": "long " * 3000})}
@@ -247,13 +167,13 @@ def test_a_very_long_setting_and_very_many_steps_fit(server: Server, tmp_path: P
     steps = [step_records(1)[0].model_copy(update={"step": step}) for step in range(1, 601)]
     exporter.epoch(epoch_record(1), steps, None)
     exporter.close("failed")
-    found = only_run(server, record)
+    found = server.run(record)
     assert (found.info.status, notes) == ("FAILED", [])
     assert len(found.data.params["generation.prompt"]) == 500
-    assert [step for step, _, _ in history(server, found, "step/tokens_per_second")] == list(range(1, 601))
+    assert [step for step, _, _ in server.history(found, "step/tokens_per_second")] == list(range(1, 601))
 
 
-def test_a_server_that_goes_away_does_no_harm_and_is_caught_up_with_at_the_end(server: Server, tmp_path: Path) -> None:
+def test_a_server_that_goes_away_does_no_harm_and_is_caught_up_with(server: MLflowServer, tmp_path: Path) -> None:
     run, record = tmp_path / "run", renamed("lost")
     exporter, notes = opened(server, run, record)
     send(exporter, run, 1)
@@ -270,7 +190,7 @@ def test_a_server_that_goes_away_does_no_harm_and_is_caught_up_with_at_the_end(s
     assert len(silent_notes) == 2
     server.start()
     exporter.close("finished")
-    found = only_run(server, record)
+    found = server.run(record)
     assert (found.info.status, len(notes)) == ("FINISHED", 1)
     assert_complete(server, found, epochs=3)
 
