@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 ADDRESSES = ("10.213.77.1", "10.213.77.2")
@@ -50,13 +51,33 @@ class TwoHosts:
     def start(self, host: int, *arguments: str, cwd: Path, **environment: str) -> subprocess.Popen[str]:
         """Python with some arguments on a host."""
         return subprocess.Popen(
-            ["ip", "netns", "exec", self._names[host], sys.executable, *arguments],
+            [*self._on(host), sys.executable, *arguments],
             cwd=cwd,
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    @contextlib.contextmanager
+    def server(self, host: int, log: Path, *command: str, **environment: str) -> Iterator[None]:
+        """A server on a host for as long as the block lasts, with all that it starts."""
+        with open(log, "wb") as output:
+            process = subprocess.Popen(
+                [*self._on(host), *command],
+                cwd=log.parent,
+                env={**os.environ, **environment},
+                stdout=output,
+                stderr=output,
+            )
+        try:
+            yield
+        finally:
+            end_tree(process.pid)
+            process.wait(timeout=30)
+
+    def _on(self, host: int) -> list[str]:
+        return ["ip", "netns", "exec", self._names[host]]
 
 
 @contextlib.contextmanager
@@ -72,6 +93,14 @@ def two_hosts() -> Iterator[TwoHosts]:
         yield hosts
     finally:
         hosts.remove()
+
+
+def end_tree(pid: int) -> None:
+    """Kill a process and all that it has started."""
+    process = psutil.Process(pid)
+    for each in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
 
 
 def end(*processes: subprocess.Popen[str]) -> None:

@@ -200,3 +200,27 @@ def test_the_character_zero_is_kept(
     wanted = sum(map(len, texts))
     assert counts["kept_bytes"] == wanted
     lost(f"{wanted - counts['kept_bytes']} bytes")
+
+
+@pytest.mark.parametrize("command", ["score", "generate"])
+@case("the file of a text touched between two runs of score or generate", "content decides: the rows stay, or a line")
+def test_a_touched_file_is_the_same_text(
+    tmp_path: Path, finished_run: Path, command: str, lost: Callable[[str], None]
+) -> None:
+    text, out = tmp_path / "a.txt", tmp_path / "rows"
+    text.write_text("One line of text.\nAnother one.\n")
+    model = str(finished_run)
+    corpus = ("a.txt", "--model", model) if command == "score" else (model, "--prompts", "a.txt")
+    arguments = (command, *corpus, "--out", "rows", "--master", "none")
+    first = run_command(*arguments, cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    rows = (out / "part-00000.parquet").read_bytes()
+    os.utime(text, (1, 1))
+    again = run_command(*arguments, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "comparing what is in them" in again.stdout + again.stderr
+    assert (out / "part-00000.parquet").read_bytes() == rows
+    text.write_text("One line of TEXT.\nAnother one.\n")
+    assert_one_line(run_command(*arguments, cwd=tmp_path), "rows of another text", "--out")
+    assert (out / "part-00000.parquet").read_bytes() == rows
+    lost("0 rows")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -125,7 +126,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[s
 def check_fault(undisturbed: Any, fault: Fault, at: int) -> str | None:
     """Let one write go wrong, go on without faults, and compare; returns the line where it could not go on."""
     place, expected, _ = undisturbed
-    run = f"faulty://{fault}-{at}"
+    run = f"faulty://{uuid.uuid4().hex}"
     with going_wrong(fault, at):
         failed = train(run, place)
         point = FaultyFileSystem.points[at] if at < len(FaultyFileSystem.points) else ""

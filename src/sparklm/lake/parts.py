@@ -6,6 +6,8 @@ appears as a whole and says which part of which request it is: one that is there
 
 from __future__ import annotations
 
+import collections
+import hashlib
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sparklm.cores import use_threads
+from sparklm.errors import UserError
 from sparklm.models.local_copy import open_local
 from sparklm.models.model_zip import TrainedModel
 from sparklm.storage import Folder, open_remote
@@ -57,6 +60,7 @@ class Order(BaseModel):
     device: str = "auto"
     pieces: list[Piece] = []  # none where the documents are rows of a table
     rows: list[RowSlice] = []
+    compares_text: bool = False  # with that of a part that is there
 
 
 class Tally(BaseModel):
@@ -86,6 +90,7 @@ class _About(BaseModel):
     request: str
     part: int
     tally: Tally
+    text_sha256: str = ""  # of the documents and their keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,18 +116,21 @@ def make_part(order: Order, columns: Mapping[str, Any], make_rows: MakeRows) -> 
 
     found = _find_part(order)
     if found is not None:
-        return Made(tally=found, was_there=True).model_dump_json()
+        if order.compares_text and _hash_text(order) != found.text_sha256:
+            raise UserError(f"{Folder(order.out)} holds rows of another text than there is now; choose another --out")
+        return Made(tally=found.tally, was_there=True).model_dump_json()
     use_threads(1)
     tally = Tally()
     schema = pyarrow.schema({"key": _key_type(order), **columns})
     trained = open_local(order.model, order.model_sha256, choose_device(order.device))
-    rows = make_rows(trained, _read_documents(order), tally)
+    text = hashlib.sha256()
+    rows = make_rows(trained, _hashed(_read_documents(order), text), tally)
     buffer = io.BytesIO()
     with pyarrow.parquet.ParquetWriter(buffer, schema, compression="zstd") as writer:
         for group in _row_groups(rows):
             writer.write_table(pyarrow.Table.from_pylist(group, schema=schema))
             tally.rows += len(group)
-        about = _About(request=order.request, part=order.part, tally=tally)
+        about = _About(request=order.request, part=order.part, tally=tally, text_sha256=text.hexdigest())
         writer.add_key_value_metadata({_ABOUT: about.model_dump_json()})
     Folder(order.out).write_parts(part_name(order.part), [buffer.getbuffer()])
     return Made(tally=tally, was_there=False).model_dump_json()
@@ -134,8 +142,8 @@ def open_file(folder: Folder, name: str) -> BinaryIO:
     return open_remote(folder.address(name)) if local is None else open(local, "rb")
 
 
-def _find_part(order: Order) -> Tally | None:
-    """What the part holds, if it is there and was made by this order."""
+def _find_part(order: Order) -> _About | None:
+    """What the part says of itself, if it is there and was made by this order."""
     import pyarrow
     import pyarrow.parquet
 
@@ -145,7 +153,22 @@ def _find_part(order: Order) -> Tally | None:
         about = _About.model_validate_json(metadata.get(_ABOUT, b""))
     except (OSError, pyarrow.ArrowException, ValidationError):
         return None
-    return about.tally if (about.request, about.part) == (order.request, order.part) else None
+    return about if (about.request, about.part) == (order.request, order.part) else None
+
+
+def _hash_text(order: Order) -> str:
+    text = hashlib.sha256()
+    collections.deque(_hashed(_read_documents(order), text), maxlen=0)
+    return text.hexdigest()
+
+
+def _hashed(documents: Iterator[Document], text: hashlib._Hash) -> Iterator[Document]:
+    """The same documents; what passed is in the hash."""
+    for document in documents:
+        for part in (str(document.key).encode(errors="surrogateescape"), document.data):
+            text.update(len(part).to_bytes(8, "little"))
+            text.update(part)
+        yield document
 
 
 def _row_groups(rows: Iterable[Row]) -> Iterator[list[Row]]:

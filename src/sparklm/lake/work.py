@@ -7,8 +7,8 @@
     OUT/_SUCCESS             last: the totals
 
 The parts depend on the corpus alone, so the same request gives the same bytes whatever makes them (a GPU rounds in its
-own way). Asked for again, it makes only what is missing; another request is refused. Readers of parquet ignore what
-begins with `_`.
+own way). Asked for again, it makes only what is missing; another request is refused. Where nothing but the times of
+files differs, their content decides: the tasks compare it. Readers of parquet ignore what begins with `_`.
 """
 
 from __future__ import annotations
@@ -141,11 +141,16 @@ def do_work(work: Work, placement: Placement) -> Totals:
         placement.watcher.note(note)
     model, sha256 = find_zip(work.model)
     request = _request(work, corpus.inputs, sha256)
-    totals = None if _begin(work.out, request) else _read_totals(work.out)
+    there = read_record(work.out, REQUEST, _Record, _FORMAT).request if work.out.exists(REQUEST) else None
+    is_touched = False
+    if there is not None and not work.data.is_table and there.has_same_files(request):
+        placement.watcher.note("the files of the text have other times than before: comparing what is in them")
+        request, is_touched = there, True
+    totals = None if _begin(work.out, request, there) or is_touched else _read_totals(work.out)
     if totals is None:
         work.out.remove(SUCCESS)
         model = _within_reach(model, sha256, work.out)
-        orders = [order.model_dump_json() for order in _orders(work, request, model, corpus.cut())]
+        orders = [order.model_dump_json() for order in _orders(work, request, model, corpus.cut(), is_touched)]
         title = f"sparklm: {work.kind.doing}, parts: {len(orders)}"
         answers = [Made.model_validate_json(text) for text in placement.run_long_tasks(work.kind.task, orders, title)]
         num_there = sum(answer.was_there for answer in answers)
@@ -251,12 +256,11 @@ def _request(work: Work, inputs: list[Input], model_sha256: str) -> Request:
     return Request(corpus=corpus_addresses(work.data), settings=settings, inputs=inputs)
 
 
-def _begin(out: Folder, request: Request) -> bool:
+def _begin(out: Folder, request: Request, there: Request | None) -> bool:
     """See whether parts are to be made: of a request that is there already, those that are missing."""
-    if not out.exists(REQUEST):
+    if there is None:
         out.write_json(REQUEST, _Record(format=_FORMAT, request=request).model_dump())
         return True
-    there = read_record(out, REQUEST, _Record, _FORMAT).request
     names = set(out.names())
     if there == request:
         return SUCCESS not in names or not names.issuperset(map(part_name, range(_read_success(out).parts)))
@@ -276,7 +280,9 @@ def _within_reach(model: str, sha256: str, out: Folder) -> str:
     return out.absolute().address(MODEL_COPY)
 
 
-def _orders(work: Work, request: Request, model: str, slices: Sequence[dict[str, Any]]) -> Iterator[Order]:
+def _orders(
+    work: Work, request: Request, model: str, slices: Sequence[dict[str, Any]], compares_text: bool
+) -> Iterator[Order]:
     digest = hashlib.sha256(request.model_dump_json().encode()).hexdigest()
     for part, documents in enumerate(slices):
         yield work.kind.order.model_validate(
@@ -289,6 +295,7 @@ def _orders(work: Work, request: Request, model: str, slices: Sequence[dict[str,
                 "text_column": work.data.text_column,
                 "device": work.device,
                 "settings": work.settings,
+                "compares_text": compares_text,
                 **documents,
             }
         )
