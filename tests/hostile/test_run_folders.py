@@ -368,3 +368,18 @@ def test_damaged_embeddings_are_refused(corpus_file: Path, tmp_path: Path, damag
     result = resume(run)
     assert result.returncode == 2, result.stderr
     assert "embeddings.safetensors" in result.stderr
+
+
+@case("evaluations.jsonl is deleted or emptied, where evaluations decide when to stop", "one line, exit code 2; kept")
+@pytest.mark.parametrize("damage", [remove("evaluations.jsonl"), write("evaluations.jsonl", b"")])
+def test_lost_evaluations_that_decide_are_refused(tmp_path: Path, corpus_file: Path, damage: Damage) -> None:
+    patient = ("training.epochs=3", "training.early_stopping_patience=5")
+    run = tmp_path / "run"
+    run_job(tiny_config(corpus_file, *patient), run)
+    (run / "model.zip").unlink()
+    damage(run)
+    before = contents(run)
+    result = resume(run)
+    assert result.returncode == 2, result.stderr
+    assert "evaluations.jsonl has lost evaluations, by which early stopping decides" in result.stderr.splitlines()[-1]
+    assert {name: content for name, content in contents(run).items() if name in before} == before

@@ -21,7 +21,7 @@ from sparklm.training.epoch_log import EpochSnapshot, EpochTotals
 from sparklm.training.evaluations import join_evaluations
 from sparklm.training.metrics import METRICS, ClusterFigures, CpuMeter, EpochRecord
 from sparklm.training.recorder import RunListener, RunRecorder
-from sparklm.training.records import EvaluationRecord
+from sparklm.training.records import EVALUATIONS, EvaluationRecord
 from sparklm.training.run import Run, write_run
 from sparklm.training.stopping import StopRequest
 from sparklm.training.sync.rounds import Round, branch_point, newest_evaluation, plan_rounds
@@ -130,12 +130,7 @@ class _Training:
             recorder.keep(0, lambda _: False)
             return False
         epoch, logs = self._plan.epoch_of(step - 1), self._read_logs(step)
-        if len(recorder.records) < epoch:
-            raise UserError(
-                f"{self._run.folder.address(METRICS)} has lost epochs: it records {len(recorder.records)}, but {epoch} "
-                f"are done before step {step}. Put it back, or begin a new run with --init-from "
-                f"{shlex.quote(str(self._run.folder))}"
-            )
+        self._refuse_lost_records(epoch)
         recorder.keep(epoch + 1, lambda each: self._is_evaluated(each) or each == step)
         self._record_evaluations(logs)
         is_closed = self._is_epoch_end(step) or self._is_over(step)
@@ -147,6 +142,23 @@ class _Training:
             totals = EpochTotals.of_all([log.totals for log in logs], in_turn=self._placement.takes_turns)
             self._epoch_began -= totals.known_seconds
         return self._is_over(step)
+
+    def _refuse_lost_records(self, epoch: int) -> None:
+        """See that all earlier epochs are recorded, and, where evaluations decide, those at their ends."""
+        records = self._recorder.records[:epoch]
+        known = {each.step for each in self._recorder.evaluations}
+        evaluated = [record.Epoch for record in records if record.ValidationLoss is not None]
+        unknown = [number for number in evaluated if self._plan.epoch_end(number - 1) not in known]
+        if len(records) < epoch:
+            lost = f"{METRICS} has lost epochs: it records {len(records)}, but {epoch} are done"
+        elif unknown and self._patience is not None:
+            lost = f"{EVALUATIONS} has lost evaluations, by which early stopping decides: that of epoch {unknown[0]}"
+        else:
+            return
+        folder = self._run.folder
+        raise UserError(
+            f"{folder.address(lost)}. Put it back, or begin a new run with --init-from {shlex.quote(str(folder))}"
+        )
 
     def _train(self, rounds: Sequence[Round]) -> _Done:
         """Do an epoch's rounds, or, where evaluations show that nothing improves, some of them."""
