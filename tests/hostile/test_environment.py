@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -156,6 +157,30 @@ def test_counting_threads_leaves_none() -> None:
     count += "; print(startable(50), threading.active_count())"
     result = subprocess.run([sys.executable, "-c", count], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.split() == ["50", "1"]
+
+
+@pytest.fixture
+def small_container() -> Iterator[Path]:
+    """A control group with 1 GB of memory, for those who may make one."""
+    group = Path("/sys/fs/cgroup/memory" if Path("/sys/fs/cgroup/memory").exists() else "/sys/fs/cgroup")
+    group /= f"sparklm-{os.getpid()}"
+    limit = group / ("memory.limit_in_bytes" if group.parent.name == "memory" else "memory.max")
+    try:
+        group.mkdir()
+        limit.write_text(str(10**9))
+        yield group
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    finally:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+
+
+@case("a container with 1 GB of memory, and a model that needs 3", "one line with both figures, exit code 2")
+def test_a_container_with_little_memory(tmp_path: Path, small_container: Path) -> None:
+    large = ("--set", "model.width=2048", "--set", "model.num_layers=4")
+    result = shell(tmp_path, (*TRAIN, *SETTINGS, *large), f"echo $$ > {small_container}/cgroup.procs; {{}}")
+    assert_one_line(result, 2, "to train", "this machine has 953.7 MiB")
 
 
 @as_root

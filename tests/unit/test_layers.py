@@ -11,7 +11,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src"
 # From the bottom up. A module may import from its own package and from layers below its own.
 LAYERS = (
-    ("config_reader", "errors", "redaction", "wording"),
+    ("config_reader", "errors", "redaction", "usable_memory", "wording"),
     ("threads",),
     ("cores", "logs", "storage"),
     ("archive", "disk_cache"),

@@ -15,6 +15,7 @@ from sparklm.config import Config
 from sparklm.errors import UserError
 from sparklm.spark.cluster import ClusterFacts
 from sparklm.training.memory import estimate_replica_bytes
+from sparklm.usable_memory import available_memory
 from sparklm.wording import size
 
 _DEFAULT_EXECUTOR_MEMORY = "1g"
@@ -82,9 +83,7 @@ def check_executor_memory(
 
     `process_bytes` is what a Python process takes there before any model.
     """
-    import psutil
-
-    available = int(psutil.virtual_memory().available) if cluster.is_here else None
+    available = available_memory() if cluster.is_here else None
     room = room_for_python(cluster.master, cluster.properties, available)
     estimate = estimate_replica_bytes(config, vocab_size, process_bytes)
     seen, remedy = compare_with_room(room, estimate.total, replicas_per_executor)

@@ -25,6 +25,7 @@ from sparklm.models.registry import ARCHITECTURES
 from sparklm.models.shape import ModelShape
 from sparklm.training.device import resident_bytes
 from sparklm.training.optim import OPTIMIZERS, build_optimizer
+from sparklm.usable_memory import total_memory
 from sparklm.wording import amount, size
 
 _FLOAT = 4
@@ -105,7 +106,7 @@ def refuse_too_large(config: Config, vocab_size: int) -> None:
 
     Copies of a checkpoint are left out: not every run makes them, and none is to be refused that would go.
     """
-    there = psutil.virtual_memory().total
+    there = total_memory()
     estimate = estimate_replica_bytes(config, vocab_size, process_bytes=0)
     need = estimate.total - estimate.parts["checkpoint"]
     if need > there:

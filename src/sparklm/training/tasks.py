@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-import psutil
 import torch
 from pydantic import BaseModel
 
@@ -24,6 +23,7 @@ from sparklm.training.records import Sample, StepRecord
 from sparklm.training.replica import Replica
 from sparklm.training.run import MODEL, Run
 from sparklm.training.sync.finish import resume_replica
+from sparklm.usable_memory import available_memory
 
 _logger = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ def measure_step_task(order: str) -> str:
     parsed = MeasureOrder.model_validate_json(order)
     replica = new_replica(parsed.run, parsed.replica)
     seconds = replica.measure_step()
-    free = torch.cuda.mem_get_info()[0] if replica.device.type == "cuda" else psutil.virtual_memory().available
+    free = torch.cuda.mem_get_info()[0] if replica.device.type == "cuda" else available_memory()
     return MeasureAnswer(seconds=seconds, free_bytes=free).model_dump_json()
 
 
