@@ -59,6 +59,10 @@ STRATEGIES = {
 }
 hypothesis.settings.register_profile("sparklm", deadline=None)  # no test is about time
 hypothesis.settings.load_profile("sparklm")
+# Java that lives for seconds: half of its time went into optimizing itself. Drivers, masters and workers, launchers.
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+for _name in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS", "SPARK_LAUNCHER_OPTS"):
+    os.environ.setdefault(_name, QUICK_JAVA)
 SENTENCES = "The quick brown fox jumps over the lazy dog.\nPack my box with five dozen liquor jugs.\n"
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from sparklm.spark.yarn import hadoop_settings
+from tests.conftest import QUICK_JAVA
 
 HERE = Path(__file__).parent
 START_SECONDS = 180
@@ -58,7 +59,7 @@ def hadoop(folder: Path, *, node_memory_mib: int = 4096, port: int = 0) -> Itera
     """Run a server for as long as the block lasts; without memory for node managers it has no YARN."""
     skip_without_hadoop()
     folder.mkdir(parents=True, exist_ok=True)
-    command = ["java", "-Xmx1g", "-cp", f"{HERE}:{HERE}/lib/*", str(HERE / "HadoopServer.java")]
+    command = ["java", *QUICK_JAVA.split(), "-Xmx1g", "-cp", f"{HERE}:{HERE}/lib/*", str(HERE / "HadoopServer.java")]
     environment = {**os.environ, "HADOOP_USER_NAME": os.environ.get("USER", "root")}
     with (
         open(folder / "errors.log", "w") as errors,

@@ -46,6 +46,11 @@ _JSON_PATTERN = (
     """{"time":"%d{yyyy-MM-dd'T'HH:mm:ss.SSS}{UTC}Z","level":"%p","logger":"%enc{%c}{JSON}","""
     """"message":"%enc{%m}{JSON}"}%n%ex{0}"""
 )
+# The optimizing compiler begins ten times later: at a start it takes more time than it saves.
+_LATE_OPTIMIZING = (
+    "-XX:+IgnoreUnrecognizedVMOptions -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
+    "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
+)
 _END_SECONDS = 0.5  # from a connection's end to that of the process behind it
 _LINES_KEPT = 20  # of what a JVM says at its start
 
@@ -108,7 +113,7 @@ def start_jvm(properties: Mapping[str, str], java_options: str, log_level: str) 
         nameless = _nameless_user()
         if nameless is not None:
             shown = f"-Duser.home={tempfile.gettempdir()} {shown}"
-        conf.set(JAVA_OPTIONS, f"-Dlog4j2.configurationFile={logging_file} {shown}".strip())
+        conf.set(JAVA_OPTIONS, f"-Dlog4j2.configurationFile={logging_file} {_LATE_OPTIMIZING} {shown}".strip())
         try:
             SparkContext._ensure_initialized(conf=conf)
             jvm: Any = SparkContext._jvm

@@ -1,0 +1,136 @@
+"""`sparklm train --minutes M` against presets and against other sizes that were given the same time.
+
+    python benchmarks/minutes.py BOOKS [--minutes 1] [--write docs/benchmarks.md]
+
+BOOKS is a folder of text files; every twentieth is validation text for all. First the command chooses for itself. Then
+presets, and neighbours of the choice (wider, narrower, deeper, shallower, larger and smaller batches), train with as
+many steps as fit into the seconds that its steps took. All are commands in processes of their own. What is compared is
+bits per byte, which does not depend on the tokenizer. Left out are presets that predict embeddings, that have no
+validation text, or whose words are not all of the text.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from measuring import training_seconds
+from reporting import machine, make_parser, markdown, publish
+
+from sparklm.storage import Folder
+from sparklm.training.metrics import read_metrics
+from sparklm.training.run import read_run
+from sparklm.wording import amount
+
+_PRESETS = ("gpt-tiny", "gpt-small", "s2-attention")
+_TRIAL_STEPS = 12
+_EVERY_NTH_IS_VALIDATION = 20
+_FIELDS = ("data.vocab_size", "data.window_size", "model.num_layers", "model.width", "training.batch_size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What came of a command."""
+
+    bits_per_byte: float
+    step_seconds: float  # of all steps
+    seconds: float  # of the whole command
+    steps: int
+    folder: Path
+
+
+def train(texts: Path, run: Path, *arguments: str) -> Trained:
+    """Train by a command of its own."""
+    began = time.monotonic()
+    places = (str(texts / "train"), "--validation", str(texts / "validation"), "--run", str(run))
+    command = [sys.executable, "-m", "sparklm", "train", *places, "--master", "none", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(arguments)}: {done.stderr.strip().splitlines()[-1]}")
+    records = read_metrics(Folder(str(run)))
+    last, read = records[-1], read_run(Folder(str(run)))
+    assert last.BitsPerByte is not None
+    tokens = sum(record.Tokens for record in records)
+    return Trained(
+        bits_per_byte=last.BitsPerByte,
+        step_seconds=training_seconds(records),
+        seconds=time.monotonic() - began,
+        steps=round(tokens / (read.config.training.batch_size * read.config.data.window_size)),
+        folder=run,
+    )
+
+
+def train_for(texts: Path, run: Path, seconds: float, *arguments: str) -> Trained | None:
+    """Train with as many steps as fit into some seconds, by the time of a few; None where hardly any does."""
+    few = train(texts, run.with_name(f"{run.name}-trial"), *arguments, "--set", f"training.max_steps={_TRIAL_STEPS}")
+    steps = int(seconds / (few.step_seconds / few.steps))
+    if steps < _TRIAL_STEPS:
+        return None
+    lasting = ("--set", f"training.max_steps={steps}", "--set", "training.epochs=1000")
+    return train(texts, run, *arguments, *lasting)
+
+
+def neighbours(chosen: dict[str, int]) -> dict[str, dict[str, int]]:
+    """Sizes beside the chosen ones."""
+    width, layers, batch = chosen["model.width"], chosen["model.num_layers"], chosen["training.batch_size"]
+    ways = {
+        "wider": {"model.width": width * 3 // 2 // 16 * 16},
+        "narrower": {"model.width": width * 2 // 3 // 16 * 16},
+        "a layer more": {"model.num_layers": layers + 1},
+        "a layer fewer": {"model.num_layers": max(1, layers - 1)},
+        "twice the batch": {"training.batch_size": batch * 2},
+        "half the batch": {"training.batch_size": max(1, batch // 2)},
+        "twice the vocabulary": {"data.vocab_size": chosen["data.vocab_size"] * 2},
+    }
+    return {name: {**chosen, **changed} for name, changed in ways.items()}
+
+
+def chosen_sizes(run: Path) -> dict[str, int]:
+    """What the command has chosen."""
+    config = read_run(Folder(str(run))).config
+    return {field: getattr(getattr(config, field.split(".")[0]), field.split(".")[1]) for field in _FIELDS}
+
+
+def main() -> None:
+    """Train in every way, and write the table."""
+    parser = make_parser(__doc__, "minutes")
+    parser.add_argument("books", type=Path)
+    parser.add_argument("--minutes", type=float, default=1.0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        texts = Path(place)
+        for number, book in enumerate(sorted(options.books.glob("*.txt"))):
+            part = texts / ("train" if number % _EVERY_NTH_IS_VALIDATION else "validation")
+            part.mkdir(exist_ok=True)
+            (part / book.name).symlink_to(book.absolute())
+        own = train(texts, texts / "chosen", "--minutes", str(options.minutes))
+        chosen = chosen_sizes(own.folder)
+        ways: dict[str, tuple[str, ...]] = {f"preset {name}": ("--preset", name) for name in _PRESETS}
+        for name, sizes in neighbours(chosen).items():
+            ways[name] = tuple(part for key, value in sizes.items() for part in ("--set", f"{key}={value}"))
+        found: dict[str, Trained | None] = {f"`--minutes {options.minutes:g}`": own}
+        for name, arguments in ways.items():
+            found[name] = train_for(texts, texts / name.replace(" ", "-"), own.step_seconds, *arguments)
+            print(name, found[name], sep="   ", file=sys.stderr)
+        rows = [_row(name, trained, own) for name, trained in found.items()]
+    header = ["way", "sizes", "steps", "seconds of steps", "bits per byte", "/ chosen"]
+    took = f"The whole command took {own.seconds:.0f} s of the {60 * options.minutes:.0f} that it was given."
+    publish(f"{markdown(header, rows)}\n\n{took} {machine()}.", options.write, "benchmark", options.name)
+
+
+def _row(name: str, trained: Trained | None, own: Trained) -> list[str]:
+    if trained is None:
+        return [name, "", "too few in the time", "", "", ""]
+    sizes = chosen_sizes(trained.folder)
+    shape = f"{sizes['model.num_layers']} × {sizes['model.width']}, window {sizes['data.window_size']}, "
+    shape += f"batch {sizes['training.batch_size']}, {amount(sizes['data.vocab_size'])} ids"
+    figures = [f"{trained.step_seconds:.1f}", f"{trained.bits_per_byte:.4f}"]
+    return [name, shape, f"{trained.steps:,}", *figures, f"{trained.bits_per_byte / own.bits_per_byte:.3f}"]
+
+
+if __name__ == "__main__":
+    main()
