@@ -39,7 +39,7 @@ test-long: $(VENV)/.installed-dev $(HADOOP)/.installed
 test-matrix: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.spark_matrix $(ARGS)
 
-faults: $(VENV)/.installed-dev $(HADOOP)/.installed
+faults: $(VENV)/.installed-dev $(MLFLOW)/.installed $(HADOOP)/.installed
 	$(PYTEST) -n 2 --dist loadfile -m '' tests/hostile --reliability docs/reliability.md $(ARGS)
 
 security: $(VENV)/.installed-dev
