@@ -367,4 +367,4 @@ def test_an_interrupt_of_a_driver_that_is_here_saves_the_step(corpus_file: Path,
 
 def _is_training(run: Folder) -> bool:
     status = read_status(run)
-    return status is not None and status.training_now is not None
+    return status is not None and status.training is not None and status.training.step > 0
