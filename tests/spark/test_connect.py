@@ -26,7 +26,7 @@ from sparklm.spark.placement import OnSpark
 from sparklm.spark.tasks import run_tasks
 from sparklm.storage import Folder
 from tests.commands import Result, run_command
-from tests.conftest import TINY, run_job, tiny_config
+from tests.conftest import TINY, RecordingWatcher, run_job, tiny_config
 from tests.connect_client import TEXTS
 
 pytestmark = [
@@ -116,8 +116,11 @@ def test_replicas_on_a_server_sync_collectively_with_the_same_bytes(
     run_job(config, tmp_path / "there", connected)
     assert (tmp_path / "there/model.zip").read_bytes() == (tmp_path / "here/model.zip").read_bytes()
     more = tiny_config(corpus_file, "distributed.replicas=3", "distributed.exchange=collective")
-    with pytest.raises(UserError, match="is not possible: there are 2 slots for 3 replicas"):
-        run_job(more, tmp_path / "more", connected)
+    watcher = RecordingWatcher()
+    run_job(more, tmp_path / "three here")
+    run_job(more, tmp_path / "three there", connected, watcher=watcher)
+    assert any("sync by storage" in note and "2 slots for 3 replicas" in note for note in watcher.notes), watcher.notes
+    assert (tmp_path / "three there/model.zip").read_bytes() == (tmp_path / "three here/model.zip").read_bytes()
 
 
 def test_a_session_is_used_for_files_and_one_replica(connected: OnSpark, corpus_file: Path, tmp_path: Path) -> None:
