@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Literal
 
 from sparklm.errors import UserError
+from sparklm.redaction import first_line
 from sparklm.text.readers import (
     BYTE_ORDER_MARK,
     CHUNK_BYTES,
@@ -215,14 +216,10 @@ def _read_parquet(piece: Piece, text_column: str, counts: Counter[str]) -> Itera
             table = pyarrow.parquet.ParquetFile(file)
             if text_column not in table.schema_arrow.names:
                 raise missing_column(piece.address, text_column, table.schema_arrow.names)
-            # Of a damaged file's other columns, pyarrow may end the process instead of raising.
-            columns = [
-                c for c in range(table.metadata.num_columns) if table.schema.column(c).physical_type == "BYTE_ARRAY"
-            ]
             row = 0
             for group in range(table.num_row_groups):
-                metadata = table.metadata.row_group(group)
-                begins = min((metadata.column(column).data_page_offset for column in columns), default=0)
+                # About there: asked for the place of a column of a damaged file, pyarrow may end the process.
+                begins = piece.file_bytes * group // table.num_row_groups
                 if piece.start <= begins < piece.stop:
                     for batch in table.iter_batches(batch_size=1024, row_groups=[group], columns=[text_column]):
                         for text in _texts_of_column(batch.column(0), piece.address, text_column):
@@ -230,9 +227,11 @@ def _read_parquet(piece: Piece, text_column: str, counts: Counter[str]) -> Itera
                             yield make_chunk(f"{piece.name}:{row}", text)
                             row += 1
                 else:
-                    row += metadata.num_rows
-        except pyarrow.ArrowException as error:
-            raise UserError(f"{piece.address} cannot be read as parquet: {error}") from error
+                    row += table.metadata.row_group(group).num_rows
+        except (pyarrow.ArrowException, ValueError, OSError) as error:
+            if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
+                raise  # of the disk or the store; pyarrow's own for a damaged file is a plain one
+            raise UserError(f"{piece.address} cannot be read as parquet: {first_line(error)}") from error
 
 
 def _texts_of_column(column: Any, address: str, text_column: str) -> Iterator[bytes]:
