@@ -15,7 +15,7 @@ from sparklm.storage import Folder
 from sparklm.training.checkpoint.commit import latest_step
 from tests.conftest import SENTENCES, STRATEGIES, TINY, run_job, tiny_config
 from tests.hostile.cases import case
-from tests.hostile.hosts import ADDRESSES, TwoHosts, end_tree, two_hosts
+from tests.hostile.hosts import ADDRESSES, TwoHosts, end, end_tree, two_hosts
 
 pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(900)]
 WAIT_SECONDS = 400
@@ -38,6 +38,39 @@ SETTINGS = (
     "training.checkpoint_every_steps=10",
     "storage.retry_minutes=0.5",
 )
+EXCHANGES = 100
+# One of two processes that exchange tensors again and again; the other's port is in a file that both see.
+REPLICA = f"""
+import hashlib, sys, time
+from pathlib import Path
+import torch
+from sparklm.errors import JobError
+from sparklm.training.sync.mesh import Address, hold_port, join_mesh
+
+rank, place, timeout = int(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
+hosts, digest = {ADDRESSES!r}, hashlib.sha256()
+listener = hold_port(hosts[rank])
+place.joinpath(f"{{rank}}.tmp").write_text(str(listener.getsockname()[1]))
+place.joinpath(f"{{rank}}.tmp").rename(place / f"{{rank}}.port")
+ports = [place / f"{{number}}.port" for number in (0, 1)]
+while not all(port.exists() for port in ports):
+    time.sleep(0.05)
+addresses = [Address(host=host, port=int(port.read_text())) for host, port in zip(hosts, ports)]
+try:
+    mesh = join_mesh(rank, addresses, listener, b"secret", 60)
+    for connection in mesh._connections.values():
+        connection.settimeout(timeout)
+    for step in range({EXCHANGES}):
+        own = torch.arange(20_000, dtype=torch.float32) * (rank + 1) + step
+        for piece in mesh.exchange([own, own], [20_000, 20_000]):
+            digest.update(piece.numpy().tobytes())
+        (place / f"{{rank}}.step").write_text(str(step))
+        time.sleep(0.05)
+    print(digest.hexdigest())
+except JobError as error:
+    print(f"sparklm: {{error}}", file=sys.stderr)
+    sys.exit(1)
+"""
 
 
 @pytest.fixture
@@ -66,6 +99,50 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     """Wait for a process: its exit code and what it said."""
     out, errors = process.communicate(timeout=WAIT_SECONDS)
     return process.returncode, out + errors
+
+
+@pytest.mark.parametrize("at_step", [3, 40, 97])
+@case("the cable between two hosts pulled for 20 s while replicas exchange (network namespaces)", "equal bits")
+def test_a_cable_that_is_pulled_for_a_while(
+    hosts: TwoHosts, tmp_path: Path, at_step: int, lost: Callable[[str], None]
+) -> None:
+    replicas = [hosts.start(rank, "-c", REPLICA, str(rank), str(tmp_path), "120", cwd=tmp_path) for rank in (0, 1)]
+    try:
+        wait_for(lambda: _step(tmp_path) >= at_step)
+        hosts.pull_cable()
+        time.sleep(20)
+        before = _step(tmp_path)
+        hosts.plug_in()
+        answers = [replica.communicate(timeout=WAIT_SECONDS) for replica in replicas]
+    finally:
+        end(*replicas)
+    assert [replica.returncode for replica in replicas] == [0, 0], answers
+    assert before < EXCHANGES - 1  # it was in the middle
+    assert answers[0][0] == answers[1][0]
+    lost("0 exchanges")
+
+
+@pytest.mark.parametrize("at_step", [5, 60])
+@case("the cable between two hosts pulled for good while replicas exchange", "one line at each within the timeout")
+def test_a_cable_that_is_pulled_for_good(hosts: TwoHosts, tmp_path: Path, at_step: int) -> None:
+    replicas = [hosts.start(rank, "-c", REPLICA, str(rank), str(tmp_path), "10", cwd=tmp_path) for rank in (0, 1)]
+    try:
+        wait_for(lambda: _step(tmp_path) >= at_step)
+        hosts.pull_cable()
+        answers = [replica.communicate(timeout=60) for replica in replicas]
+    finally:
+        end(*replicas)
+    for rank, (replica, (_, errors)) in enumerate(zip(replicas, answers, strict=True)):
+        assert replica.returncode == 1
+        assert errors.startswith(f"sparklm: replica {rank} lost its connection to replica {1 - rank}")
+        assert len(errors.splitlines()) == 1
+
+
+def _step(place: Path) -> int:
+    try:
+        return int((place / "0.step").read_text() or -1)
+    except OSError:
+        return -1
 
 
 @pytest.mark.parametrize("at_step", [10, 60])
