@@ -91,8 +91,9 @@ def neighbours(chosen: dict[str, int]) -> dict[str, dict[str, int]]:
 
 def chosen_sizes(run: Path) -> dict[str, int]:
     """What the command has chosen."""
-    config = read_run(Folder(str(run))).config
-    return {field: getattr(getattr(config, field.split(".")[0]), field.split(".")[1]) for field in _FIELDS}
+    read = read_run(Folder(str(run)))
+    sizes = {field: getattr(getattr(read.config, field.split(".")[0]), field.split(".")[1]) for field in _FIELDS}
+    return {**sizes, "data.vocab_size": read.open_dataset().manifest.vocab_size}
 
 
 def main() -> None:
@@ -109,6 +110,7 @@ def main() -> None:
             (part / book.name).symlink_to(book.absolute())
         own = train(texts, texts / "chosen", "--minutes", str(options.minutes))
         chosen = chosen_sizes(own.folder)
+        print("chosen", own, chosen, sep="   ", file=sys.stderr)
         ways: dict[str, tuple[str, ...]] = {f"preset {name}": ("--preset", name) for name in _PRESETS}
         for name, sizes in neighbours(chosen).items():
             ways[name] = tuple(part for key, value in sizes.items() for part in ("--set", f"{key}={value}"))
