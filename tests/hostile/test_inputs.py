@@ -223,4 +223,5 @@ def test_a_touched_file_is_the_same_text(
     text.write_text("One line of TEXT.\nAnother one.\n")
     assert_one_line(run_command(*arguments, cwd=tmp_path), "rows of another text", "--out")
     assert (out / "part-00000.parquet").read_bytes() == rows
+    assert (out / "_SUCCESS").exists()
     lost("0 rows")

@@ -146,9 +146,11 @@ def do_work(work: Work, placement: Placement) -> Totals:
     if there is not None and not work.data.is_table and there.has_same_files(request):
         placement.watcher.note("the files of the text have other times than before: comparing what is in them")
         request, is_touched = there, True
-    totals = None if _begin(work.out, request, there) or is_touched else _read_totals(work.out)
-    if totals is None:
+    is_incomplete = _begin(work.out, request, there)
+    if is_incomplete:
         work.out.remove(SUCCESS)
+    totals = None if is_incomplete or is_touched else _read_totals(work.out)
+    if totals is None:
         model = _within_reach(model, sha256, work.out)
         orders = [order.model_dump_json() for order in _orders(work, request, model, corpus.cut(), is_touched)]
         title = f"sparklm: {work.kind.doing}, parts: {len(orders)}"
