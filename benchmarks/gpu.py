@@ -1,11 +1,13 @@
-"""Against nanochat on a GPU: the same windows of the same dataset, its network and its optimizer.
+"""Against nanochat and nanoGPT on a GPU: the same dataset, their networks and their optimizers.
 
-    python benchmarks/gpu.py DATASET --nanochat DIR [--steps 450] [--windows 32] [--seeds 3] [--write docs/…]
+    python benchmarks/gpu.py DATASET --nanochat DIR --nanogpt DIR [--seeds 3] [--write docs/benchmarks.md]
 
-DATASET is one that `sparklm prepare` made; nanochat is a checkout that you have. Its network has every layer with the
-full context, its rates are those that were found best for it at steps of 32,768 tokens, and its schedule is its own
-(40 steps of warm-up, the last 65 % falling). Both are compiled before the clock starts; seconds are those of the steps
-alone. Other sizes than 12 x 768 let it be tried on a small machine.
+DATASET is one that `sparklm prepare` made; the peers are checkouts that you have. nanochat's network has every layer
+with the full context, its rates are those that were found best for it at steps of 32,768 tokens, and its schedule is
+its own (40 steps of warm-up, the last 65 % falling). nanoGPT has steps of 131,072 tokens and the rates of its GPT-2. A
+peer trains for a number of steps, sparklm for as many as were found to give the same loss or a lower one; both are
+compiled before the clock starts, and seconds are those of the steps alone. Other sizes than 12 x 768 let it be tried on
+a small machine.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ import importlib
 import math
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import Comparison
+from measuring import Comparison, take_turns
+from nanogpt import NanoGpt, Sizes
 from peers import own_loss, seconds_of, split, step_of, validation_loss
 from reporting import make_parser, publish_comparisons
 from torch import Tensor
@@ -36,28 +40,34 @@ _MATRICES, _EMBEDDING, _OUTPUT, _WEIGHT_DECAY = 0.015, 0.075, 0.002, 0.14
 _SCALAR_RATE, _TOKENS_OF_SCALAR_RATE = 0.5, 524_288
 
 
-def make_replica(options: argparse.Namespace, folder: str, seed: int) -> Replica:
+def make_replica(
+    options: argparse.Namespace,
+    folder: str,
+    seed: int,
+    *,
+    steps: int = 1000,
+    windows: int | None = None,
+) -> Replica:
     """A replica of the sizes that are asked for."""
-    heads = max(1, options.width // 128)
+    heads, windows = max(1, options.width // 128), windows or options.windows
     settings = [
         *(f"data.corpus={options.dataset}", f"data.window_size={options.context}", "training.epochs=100000"),
         *(f"model.num_layers={options.layers}", f"model.width={options.width}", f"model.num_heads={heads}"),
-        *(f"training.batch_size={options.windows}", f"training.max_steps={options.steps}", "training.evaluate_every=0"),
+        *(f"training.batch_size={windows}", f"training.max_steps={steps}", "training.evaluate_every=0"),
         *(f"training.seed={seed}", f"training.deterministic={options.deterministic}"),
         *options.set,
     ]
+    dataset, address = open_dataset(Folder(options.dataset)), str(Path(options.dataset).absolute())
     config = resolve(assignments=settings).config
-    manifest = open_dataset(Folder(options.dataset)).manifest
-    dataset = str(Path(options.dataset).absolute())
-    return Replica(new_run(Folder(folder), config, dataset, manifest, torch.get_num_threads()))
+    return Replica(new_run(Folder(folder), config, address, dataset.manifest, torch.get_num_threads()))
 
 
 class NanoChat:
     """nanochat's model, its optimizer and its schedule."""
 
-    def __init__(self, options: argparse.Namespace, replica: Replica, seed: int) -> None:
+    def __init__(self, options: argparse.Namespace, replica: Replica, windows: int, steps: int, seed: int) -> None:
         gpt = importlib.import_module("nanochat.gpt")
-        self._device, self._steps, self._step = replica.device, options.steps, 0
+        self._device, self._steps, self._step = replica.device, steps, 0
         heads = max(1, options.width // 128)
         shape = gpt.GPTConfig(
             sequence_len=options.context,
@@ -68,12 +78,10 @@ class NanoChat:
             n_embd=options.width,
             window_pattern="L",
         )
-        torch.manual_seed(seed)
         with torch.device("meta"):
             self._model: Any = gpt.GPT(shape)
         self._model.to_empty(device=self._device)
-        self._model.init_weights()
-        tokens = options.windows * options.context
+        tokens = windows * options.context
         self._optimizer = self._model.setup_optimizer(
             unembedding_lr=_OUTPUT,
             embedding_lr=_EMBEDDING,
@@ -82,6 +90,14 @@ class NanoChat:
             scalar_lr=_SCALAR_RATE * math.sqrt(tokens / _TOKENS_OF_SCALAR_RATE),
         )
         self._compiled = torch.compile(self._model, dynamic=False) if self._device.type == "cuda" else self._model
+        self.restart(seed)
+
+    def restart(self, seed: int) -> None:
+        """Know nothing, as drawn by a seed."""
+        torch.manual_seed(seed)
+        self._model.init_weights()
+        self._optimizer.state.clear()
+        self._step = 0
 
     def train(self, windows: Int64Array) -> None:
         """Do the next step."""
@@ -110,39 +126,111 @@ class NanoChat:
         return self._model(inputs, targets)  # type: ignore[no-any-return]
 
 
-def compare(options: argparse.Namespace) -> Comparison:
-    """As many steps of both, once for each seed, after some that compile."""
-    ours, theirs, losses = [], [], []
-    for seed in range(1, options.seeds + 1):
-        with tempfile.TemporaryDirectory() as folder:
-            seconds_of(_UNTIMED_STEPS, step_of(make_replica(options, f"{folder}/compiling", seed)))
-            replica = make_replica(options, f"{folder}/run", seed)
-            ours.append(seconds_of(options.steps, step_of(replica)))
-            replica.read_figures()
-            compiling = NanoChat(options, replica, seed)
-            seconds_of(_UNTIMED_STEPS, lambda step: compiling.train(replica.read(step)))  # noqa: B023 (at once)
-            peer = NanoChat(options, replica, seed)
-            theirs.append(seconds_of(options.steps, lambda step: peer.train(replica.read(step))))  # noqa: B023
-            losses.append(f"{own_loss(replica):.3f} and {validation_loss(peer, replica):.3f}")
+def compare_steps(options: argparse.Namespace, windows: int) -> Comparison:
+    """The rate of steps, nanochat's and ours in turn."""
+    steps = options.steps_in_turn
+    with tempfile.TemporaryDirectory() as folder:
+        replica = make_replica(options, folder, seed=1, windows=windows)
+        peer = NanoChat(options, replica, windows, steps, seed=1)
+
+        def our_steps() -> None:
+            seconds_of(steps, step_of(replica))
+
+        def their_steps() -> None:
+            seconds_of(steps, lambda step: peer.train(replica.read(step)))
+
+        our_steps()
+        their_steps()
+        ours, theirs, _, _ = take_turns(our_steps, their_steps, options.repeats)
+        replica.read_figures()
     return Comparison(
-        work=f"{options.steps} steps of {options.windows} x {options.context}, {options.layers} x {options.width}",
+        work=f"a step of {windows * options.context:,} tokens, {options.layers} x {options.width}",
         peer="nanochat",
         seconds=ours,
         peer_seconds=theirs,
-        amount=options.steps * options.windows * options.context / 1000,
+        amount=steps * windows * options.context / 1000,
         unit="k tokens/s",
-        remark=f"validation losses {', '.join(losses)}",
+        remark=_kernels(options),
     )
+
+
+def compare_nanochat(options: argparse.Namespace) -> Comparison:
+    """The seconds to the loss that nanochat ends with."""
+    return _compare(options, "nanochat", options.windows, options.nanochat_steps, options.steps)
+
+
+def compare_nanogpt(options: argparse.Namespace) -> Comparison:
+    """The seconds to the loss that nanoGPT ends with."""
+    return _compare(options, "nanoGPT", 4 * options.windows, options.nanogpt_steps, options.steps_of_nanogpt)
+
+
+def _compare(options: argparse.Namespace, name: str, windows: int, their_steps: int, steps: int) -> Comparison:
+    """A training of both for each seed, after some steps that compile."""
+    ours, theirs, losses = [], [], []
+    peer: NanoChat | NanoGpt | None = None
+
+    def make_peer(replica: Replica, seed: int) -> NanoChat | NanoGpt:
+        if name == "nanochat":
+            return NanoChat(options, replica, windows, their_steps, seed)
+        sizes = Sizes(
+            name="a GPU",
+            layers=options.layers,
+            heads=max(1, options.width // 64),
+            width=options.width,
+            context=options.context,
+            batch=windows,
+            steps=their_steps,
+            warmup=their_steps // 10,
+            rate=6e-4,
+            last_rate=6e-5,
+            beta2=0.95,
+        )
+        return NanoGpt(options.nanogpt, sizes, replica, seed)
+
+    for seed in range(1, options.seeds + 1):
+        with tempfile.TemporaryDirectory() as folder:
+            compiling = make_replica(options, f"{folder}/compiling", seed)
+            seconds_of(_UNTIMED_STEPS, step_of(compiling))
+            compiling.read_figures()
+            replica = make_replica(options, f"{folder}/run", seed, steps=steps)
+            ours.append(seconds_of(steps, step_of(replica)))
+            replica.read_figures()
+            read = make_replica(options, f"{folder}/peer", seed, windows=windows, steps=their_steps).read
+            peer = peer or make_peer(replica, seed)
+            seconds_of(_UNTIMED_STEPS, lambda step: peer.train(read(step)))  # noqa: B023 (at once)
+            peer.restart(seed)
+            theirs.append(seconds_of(their_steps, lambda step: peer.train(read(step))))  # noqa: B023 (at once)
+            losses.append(f"{own_loss(replica):.3f} and {validation_loss(peer, replica):.3f}")
+    return Comparison(
+        work=f"training to the loss of {name} after {their_steps} steps of {windows * options.context:,} tokens",
+        peer=name,
+        seconds=ours,
+        peer_seconds=theirs,
+        amount=60.0,
+        unit="trainings a minute",
+        remark=f"{steps} steps; losses {', '.join(losses)}; {_kernels(options)}",
+    )
+
+
+def _kernels(options: argparse.Namespace) -> str:
+    return "deterministic kernels" if options.deterministic == "true" else "kernels of any order"
 
 
 def main() -> None:
     """Measure, and write the table."""
-    parser = make_parser(__doc__, "nanochat")
+    parser = make_parser(__doc__, "gpu")
     parser.add_argument("dataset", help="a folder that `sparklm prepare` made")
-    parser.add_argument("--nanochat", type=Path, required=True, metavar="DIR", help="a checkout of nanochat")
-    parser.add_argument("--steps", type=int, default=450)
+    parser.add_argument("--nanochat", type=Path, metavar="DIR", help="a checkout of nanochat")
+    parser.add_argument("--nanogpt", type=Path, metavar="DIR", help="a checkout of nanoGPT")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--windows", type=int, default=32, help="of a step")
+    parser.add_argument("--steps", type=int, default=450, help="of sparklm, against nanochat")
+    parser.add_argument("--nanochat-steps", type=int, default=450)
+    parser.add_argument("--steps-of-nanogpt", type=int, default=150, help="of sparklm, against nanoGPT")
+    parser.add_argument("--nanogpt-steps", type=int, default=300, help="of four times the windows")
+    parser.add_argument("--step-windows", type=int, nargs="*", default=[32, 128], help="where steps are compared")
+    parser.add_argument("--steps-in-turn", type=int, default=20, help="where steps are compared")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of those")
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=768)
@@ -151,7 +239,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write what was measured here")
     options = parser.parse_args()
     sys.path.insert(0, str(options.nanochat))
-    publish_comparisons((compare(options) for _ in range(1)), options)
+    publish_comparisons(_comparisons(options), options)
+
+
+def _comparisons(options: argparse.Namespace) -> Iterator[Comparison]:
+    if options.nanochat is not None:
+        for windows in options.step_windows:
+            yield compare_steps(options, windows)
+        if options.seeds:
+            yield compare_nanochat(options)
+    if options.nanogpt is not None:
+        yield compare_nanogpt(options)
 
 
 if __name__ == "__main__":

@@ -258,7 +258,11 @@ class TrainingConfig(Section):
         description="decay of the mean of gradients in adam and adamw, and in muon for what is no matrix inside the "
         f"network. {_by_optimizer('beta1')}",
     )
-    beta2: Fraction = Field(0.95, description="decay of the mean of squared gradients in adam and adamw")
+    beta2: Fraction = Field(
+        0.98,
+        description="decay of the mean of squared gradients, where beta1 is one of gradients. "
+        f"{_by_optimizer('beta2')}",
+    )
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None, description="decay of the moving average of weights that becomes the model; none = the last weights do"
     )

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparklm.errors import UserError
+from sparklm.models import flex
 from sparklm.models.cache import Cache, mask_after_cache
 from sparklm.models.embedding import rotate, rotation_table
 from sparklm.models.gpt_decoding import GptDecoder, fits_twice
@@ -105,15 +106,19 @@ class Attention(nn.Module):
         value_BKTD = self._heads(values)
         if cache is not None:
             key_BKTD, value_BKTD = cache.extend(self.layer, key_BKTD, value_BKTD)
-        mixed_BHTD = F.scaled_dot_product_attention(
-            query_BHTD,
-            key_BKTD,
-            value_BKTD,
-            attn_mask=mask_after_cache(T, key_BKTD.shape[2], x_BTC.device),
-            is_causal=key_BKTD.shape[2] == T,
-            dropout_p=self.dropout if self.training else 0.0,
-            enable_gqa=self.is_grouped,
-        )
+        dropout = self.dropout if self.training else 0.0
+        if not dropout and flex.is_fitting(query_BHTD, key_BKTD):
+            mixed_BHTD = flex.causal_attention(query_BHTD, key_BKTD, value_BKTD, is_grouped=self.is_grouped)
+        else:
+            mixed_BHTD = F.scaled_dot_product_attention(
+                query_BHTD,
+                key_BKTD,
+                value_BKTD,
+                attn_mask=mask_after_cache(T, key_BKTD.shape[2], x_BTC.device),
+                is_causal=key_BKTD.shape[2] == T,
+                dropout_p=dropout,
+                enable_gqa=self.is_grouped,
+            )
         return self.o_proj(mixed_BHTD.transpose(1, 2).reshape(B, T, -1))  # type: ignore[no-any-return]
 
     def _heads(self, x_BTC: Tensor) -> Tensor:
@@ -265,6 +270,8 @@ class Gpt(LanguageModel):
 
     def reserve(self, length: int) -> None:
         """Have the angles of so many positions, or of all, if they take little memory."""
+        if self.device.type == "cuda":
+            flex.prepare(length, self.device)
         few = _FEW_ANGLES // self.shape.head_size
         self.model.reserve(max(length, min(self.shape.context_length, few)))
 

@@ -9,6 +9,7 @@ from typing import Generic, ParamSpec, TypeVar
 import torch
 
 _logger = logging.getLogger(__name__)
+_MOST_SHAPES = 128  # of all networks that a process trains, one after the other
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
@@ -27,6 +28,7 @@ class Compiled(Generic[Parameters, Result]):
 
     def __init__(self, function: Callable[Parameters, Result]) -> None:
         self._function = function
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_SHAPES)
         self._compiled: Callable[Parameters, Result] | None = torch.compile(function, fullgraph=True, dynamic=False)
 
     def __call__(self, *arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
@@ -34,7 +36,7 @@ class Compiled(Generic[Parameters, Result]):
         if self._compiled is not None:
             try:
                 return self._compiled(*arguments, **named)
-            except torch._dynamo.exc.TorchDynamoException as error:
+            except (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit) as error:
                 _logger.warning(
                     "torch's compiler fails, so the network is not compiled: %s", str(error).partition("\n")[0]
                 )

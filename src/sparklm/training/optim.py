@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # fewer there are, the more often each is seen, and the less must be learned at each time.
 _VECTOR_RATE, _WIDTH_OF_RATES, _TOKENS_OF_RATE = 0.25, 768, 16_384
 _OF_SGD = {"learning_rate": 0.1, "weight_decay": 0.0, "momentum": 0.9}
-_OF_ADAM = {"learning_rate": 1e-3, "weight_decay": 0.0, "beta1": 0.9}
+_OF_ADAM = {"learning_rate": 1e-3, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95}
 _OUTPUTS = ("lm_head", "output")  # parts of the names of output layers,
 _ENDS = ("embed", *_OUTPUTS)  # and of the matrices at a network's two ends
 

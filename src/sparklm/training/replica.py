@@ -68,6 +68,7 @@ class Replica:
         weights = tensors_below(first, MODEL_STATE)
         model = build_model(config, vocab_size, read_embeddings(run), seed=seed, weights=weights)
         self.model = model.to(self.device)
+        self.model.reserve(config.data.window_size)  # where it is now
         self.optimizer = build_optimizer(self.model, config.training)
         self.optimizer.load_tensors(self.model, tensors_below(first, OPTIMIZER_STATE))
         self.ema = Ema(config.training.ema_decay)
