@@ -213,6 +213,9 @@ def _embedding_loss(
         loss = F.mse_loss(predicted_NE, true_NE)
     else:
         loss = 1.0 - F.cosine_similarity(predicted_NE, true_NE, dim=-1).mean()
+    if num_judged == 0:
+        none = targets_N.new_zeros(())
+        return loss, none, none
     judged = _spread(num_judged, targets_N)
     similarities = F.cosine_similarity(predicted_NE.detach()[judged], true_NE[judged], dim=-1)
     num_correct = (similarities >= objective.similarity_threshold).sum()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 
@@ -9,8 +11,8 @@ from sparklm.models.network import LanguageModel
 from sparklm.models.objectives import BatchLoss, LossFunction, batch_loss, loss_and_counts
 from sparklm.training.compiling import Compiled, is_compiled
 
-# Predictions of a batch that are judged in a step, and of embeddings those, in steps that are logged, whose nearest is
-# looked for among all.
+# Predictions of a batch that are judged in a step, and of embeddings those whose nearest is looked for among all; of
+# embeddings in steps that are logged only.
 _JUDGED, _RANKED = 256, 64
 
 
@@ -28,7 +30,9 @@ class TrainingLoss:
 
     def of_step(self, model: LanguageModel, windows: Tensor, label_smoothing: float, *, is_logged: bool) -> BatchLoss:
         """Score a network for its next gradient."""
-        return self._score(model, windows, label_smoothing, _JUDGED, _RANKED if is_logged else 0, self._compute)
+        is_judged = is_logged or not model.shape.predicts_embedding
+        judged, ranked = _JUDGED if is_judged else 0, _RANKED if is_logged else 0
+        return self._score(model, windows, label_smoothing, judged, ranked, self._compute)
 
     def _score(
         self,
@@ -39,5 +43,6 @@ class TrainingLoss:
         most_ranked: int,
         compute: LossFunction,
     ) -> BatchLoss:
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bf16"):
+        is_halved = self._precision == "bf16"
+        with torch.autocast(self._device.type, torch.bfloat16) if is_halved else nullcontext():
             return batch_loss(model, windows, label_smoothing, most_judged, most_ranked, compute)

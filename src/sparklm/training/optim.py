@@ -165,12 +165,8 @@ class Optimizers:
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer], can_be_recorded: bool = False) -> None:
         self.parts, self.can_be_recorded = parts, can_be_recorded
+        self.param_groups: list[dict[str, Any]] = [group for part in parts for group in part.param_groups]
         self._highest_rates = [float(group["lr"]) for group in self.param_groups]
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of all parts."""
-        return [group for part in self.parts for group in part.param_groups]
 
     def step(self) -> None:
         """Update all weights."""

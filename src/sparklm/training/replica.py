@@ -69,6 +69,7 @@ class Replica:
         model = build_model(config, vocab_size, read_embeddings(run), seed=seed, weights=weights)
         self.model = model.to(self.device)
         self.model.reserve(config.data.window_size)  # where it is now
+        self._weights = list(self.model.parameters())
         self.optimizer = build_optimizer(self.model, config.training)
         self.optimizer.load_tensors(self.model, tensors_below(first, OPTIMIZER_STATE))
         self.ema = Ema(config.training.ema_decay)
@@ -159,7 +160,7 @@ class Replica:
             self.update()
             return
         self._begin_step()
-        rate, is_logged = self._schedule(), self.model.shape.predicts_embedding and self.log.is_due(self.step)
+        rate, is_logged = self._schedule(), self.model.shape.predicts_embedding and self._is_logged()
 
         def compute(windows: Tensor) -> tuple[Tally, Tensor, Tensor]:
             self.optimizer.zero_grad()
@@ -177,9 +178,8 @@ class Replica:
         """Compute the gradient of the next step."""
         self._begin_step()
         self.optimizer.zero_grad()
-        is_logged = self.log.is_due(self.step)
         with self._kernels():
-            gathered = self._accumulate_gradients(to_device(windows, self.device), is_logged=is_logged)
+            gathered = self._accumulate_gradients(to_device(windows, self.device), is_logged=self._is_logged())
         self._count_batch(*gathered)
 
     def update(self) -> None:
@@ -200,6 +200,10 @@ class Replica:
             torch.manual_seed(_torch_seed(self.config.training.seed, _DROPOUT, self.step, self.number))
         self.step += 1
 
+    def _is_logged(self) -> bool:
+        """Whether all figures of the step are wanted: also of the first of an epoch, which may be its only one."""
+        return self.log.is_due(self.step) or self.log.totals.judged == 0
+
     def _schedule(self) -> float:
         return self.optimizer.schedule(self.step - 1, self.plan.total_steps, self.config.training)
 
@@ -208,17 +212,19 @@ class Replica:
         training, tally, sums = self.config.training, Tally(), torch.zeros(3, dtype=torch.float64, device=self.device)
         for part in torch.split(windows, training.batch_size):
             batch = self._loss.of_step(self.model, part, training.label_smoothing, is_logged=is_logged)
-            (batch.loss * (len(part) / len(windows))).backward()  # type: ignore[no-untyped-call]
+            loss = batch.loss if len(part) == len(windows) else batch.loss * (len(part) / len(windows))
+            loss.backward()  # type: ignore[no-untyped-call]
             sums += batch.sums
             tally.count(batch)
         return tally, sums
 
     def _clip(self) -> Tensor:
         """Shorten the gradient if it is too long; returns the norm that it had."""
-        clip, parameters = self.config.training.gradient_clip, list(self.model.parameters())
-        if clip is None:
-            return nn.utils.get_total_norm([weight.grad for weight in parameters if weight.grad is not None])
-        return nn.utils.clip_grad_norm_(parameters, clip)
+        clip, gradients = self.config.training.gradient_clip, [w.grad for w in self._weights if w.grad is not None]
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        if clip is not None:
+            nn.utils.clip_grads_with_norm_(self._weights, clip, norm)
+        return norm
 
     def _count_batch(self, targets: Tally, sums: Tensor) -> None:
         def count(values: Sequence[float]) -> None:
