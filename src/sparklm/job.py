@@ -104,15 +104,17 @@ def train(
     *,
     resume: bool = False,
     stop: StopRequest | None = None,
+    came: float | None = None,
 ) -> JobResult:
     """Run every stage that is still to do.
 
     Everything that can be checked is checked before the placement is started. A run that has begun goes on with the
     tokens it began with: text that has changed since is refused, unless `resume` says that this run is meant. It may
     then also be made longer. A training that is asked to stop saves a checkpoint and raises KeyboardInterrupt.
-    The folder belongs to this process meanwhile: where another one is at work in it, it is refused.
+    The folder belongs to this process meanwhile: where another one is at work in it, it is refused. `came` is when it
+    was asked for, on the clock of `time.monotonic`, if that was before; its minutes count from then.
     """
-    came, load = time.monotonic(), OtherLoad()
+    came, load = came or time.monotonic(), OtherLoad()
     check(config, folder, resume=resume)
     with owning(folder, watcher.note, config.storage.lease_seconds) as claim, start(watcher) as placement:
         began, copies = time.monotonic(), open_copies(folder, config)

@@ -47,10 +47,12 @@ def run_job(
     resume: bool,
     session: SparkSession | None = None,
     leaves_at_once: bool = False,
+    came: float | None = None,
 ) -> job.JobResult:
     """Train where the settings place it, or on a session that is there; `sparklm train` is this and what it prints.
 
-    Ctrl-C saves the step under way. A second one raises KeyboardInterrupt at once, or, for a command, leaves.
+    Ctrl-C saves the step under way. A second one raises KeyboardInterrupt at once, or, for a command, leaves. `came` is
+    as for `job.train`.
     """
 
     def heeding_signals() -> contextlib.AbstractContextManager[None]:
@@ -68,7 +70,7 @@ def run_job(
     refuse_hidden(config)
     check_deployment(config, folder)
     with heeding_signals(), patience(config.storage.retry_minutes, watcher.warn):
-        return job.train(config, folder, start, watcher, resume=resume, stop=stop)
+        return job.train(config, folder, start, watcher, resume=resume, stop=stop, came=came)
 
 
 def run_plan(config: Config, watcher: Tracker, session: SparkSession | None = None) -> Plan:

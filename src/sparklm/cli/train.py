@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -126,6 +127,7 @@ def train(
     log_format: LogFormat = None,
 ) -> None:
     """Train a model, from raw text to text of its own."""
+    came = time.monotonic()
     from sparklm.signals import exit_code
     from sparklm.storage import Folder, new_run_name
     from sparklm.training.stopping import StopRequest
@@ -161,7 +163,7 @@ def train(
         from sparklm.api.jobs import run_job
 
         try:
-            result = run_job(resolution.config, folder, watcher, stop, resume=resume, leaves_at_once=True)
+            result = run_job(resolution.config, folder, watcher, stop, resume=resume, leaves_at_once=True, came=came)
         except KeyboardInterrupt:
             watcher.note(_after_interrupt(folder))
             raise typer.Exit(exit_code(stop)) from None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
+from sparklm import job
 from sparklm.config import Config, flat_settings
 from sparklm.config.resolve import resolve
 from sparklm.errors import UserError
 from sparklm.placement.in_process import InProcess
+from sparklm.placement.start import running
 from sparklm.planning import retime
 from sparklm.planning.decide import plan_training
 from sparklm.storage import Folder
@@ -114,6 +117,22 @@ def test_a_length_that_is_set_anew_gives_the_bits_of_a_run_that_had_it_from_the_
     settings += [f"{key}={value}" for key, value in run.planned.settings.items() if isinstance(value, str)]
     run_job(config(*sizes, *settings, minutes=None, corpus=None), tmp_path / "given")
     assert (tmp_path / "run/model.zip").read_bytes() == (tmp_path / "given/model.zip").read_bytes()
+
+
+@pytest.mark.usefixtures("as_by_size")
+def test_the_minutes_count_from_when_it_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds_left = []
+
+    def new_total(run: Run, plan: WindowPlan, dataset: Dataset, step: int, seconds: float, left: float) -> int:
+        seconds_left.append(left)
+        return plan.total_steps
+
+    monkeypatch.setattr(retime, "new_total", new_total)
+    sizes = ("model.width=64", "model.num_layers=1", "data.window_size=32", "training.batch_size=4")
+    start, watcher = running(InProcess()), RecordingWatcher()
+    settings = config(*sizes, corpus=None, minutes=0.3)
+    job.train(settings, Folder(str(tmp_path / "run")), start, watcher, came=time.monotonic() - 1000)
+    assert seconds_left[0] < 18 - 1000
 
 
 def test_the_new_length_is_that_of_the_time_left(finished_run: Path) -> None:
