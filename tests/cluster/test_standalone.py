@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,15 +22,10 @@ import pytest
 from sparklm.storage import Folder
 from sparklm.training.checkpoint.commit import latest_step
 from tests.conftest import SENTENCES, STRATEGIES, TINY, run_job, tiny_config
+from tests.ports import free_port
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_for(log: Path, pattern: str, process: subprocess.Popen[bytes], seconds: float = 60.0) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from sparklm.training.run import RunRecord
+from tests.ports import free_port
 
 PROGRAM = Path(__file__).parents[2] / ".venv-mlflow" / "bin" / "mlflow"
 START_SECONDS = 120.0
@@ -27,8 +27,7 @@ class MLflowServer:
     def __init__(self, place: Path) -> None:
         self._place = place
         self._process: subprocess.Popen[bytes] | None = None
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
+        self._port = free_port()
         self.uri = f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:

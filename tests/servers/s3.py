@@ -17,6 +17,8 @@ from typing import Literal
 
 import pytest
 
+from tests.ports import free_port
+
 Mode = Literal["well", "slow", "throttling", "cutting"]
 BUCKET = "bucket"
 _VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
@@ -28,11 +30,6 @@ _THROTTLED = (
 )
 _CUT_AFTER = 20_000  # bytes of an answer
 _SLOW_SECONDS = 0.3
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ import pyspark
 import pytest
 
 from sparklm.spark.placement import OnSpark
-from tests.cluster.test_standalone import daemon, free_port, wait_for
+from tests.cluster.test_standalone import daemon, wait_for
 from tests.commands import Result, run_command, start_process
+from tests.ports import free_port
 from tests.spark_matrix import OVERLAYS
 
 pytestmark = pytest.mark.spark

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import ssl
 import subprocess
 import time
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.ports import free_port
 
 KUBERNETES = "v1.34.4"
 ETCD = "v3.6.4"
@@ -83,7 +84,7 @@ def operator_crd() -> Path:
 def api_server(folder: Path) -> Iterator[Path]:
     """An API server; gives the kubeconfig of somebody who may do everything."""
     etcd, server = _built("etcd"), _built("kube-apiserver")
-    ports = [_free_port() for _ in range(3)]
+    ports = [free_port() for _ in range(3)]
     client, peer = (f"http://127.0.0.1:{port}" for port in ports[:2])
     address = f"https://127.0.0.1:{ports[2]}"
     (folder / "tokens.csv").write_text(f'{_TOKEN},admin,1,"system:masters"\n')
@@ -156,9 +157,3 @@ def _wait_for(address: str, log: Path, seconds: float = 60.0) -> None:
                 return
         assert time.monotonic() < deadline, log.read_text()[-2000:]
         time.sleep(0.3)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

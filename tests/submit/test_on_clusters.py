@@ -24,9 +24,10 @@ from sparklm.storage import Folder
 from sparklm.submit.protocol import Submission
 from sparklm.submit.spark_submit import ClientJob, spark_home, submit_call
 from sparklm.training.checkpoint.commit import latest_step
-from tests.cluster.test_standalone import daemon, free_port, kill_an_executor, wait_for
+from tests.cluster.test_standalone import daemon, kill_an_executor, wait_for
 from tests.conftest import STRATEGIES, TINY, run_job, tiny_config
 from tests.hadoop.server import Hadoop, hadoop
+from tests.ports import free_port
 from tests.submit.nodes import bare_environment, make_node_python, without_options
 
 pytestmark = pytest.mark.spark
