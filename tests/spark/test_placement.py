@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from py4j import java_gateway
 
 from sparklm.config import SparkConfig
 from sparklm.errors import TrainingDivergedError, UserError
@@ -227,6 +229,16 @@ def test_an_interrupt_ends_a_spark_job_quietly(tmp_path: Path, stage: str) -> No
     assert errors.strip().endswith(expected)
     for noise in ("Traceback", "ERROR", "Exception", "incubator"):
         assert noise not in errors
+
+
+@pytest.mark.parametrize("end", ["Exception", "KeyboardInterrupt"])
+@pytest.mark.usefixtures("on_spark")
+def test_calls_of_java_that_were_ended_print_no_stacks(end: str, caplog: pytest.LogCaptureFixture) -> None:
+    message = f"{end} while sending command."
+    assert f'"{message}"' in Path(java_gateway.__file__).read_text()  # as py4j logs it, with a stack
+    logging.error("something else")
+    logging.error(message)
+    assert [record.message for record in caplog.records] == ["something else"]
 
 
 def test_java_here_is_good_enough() -> None:

@@ -150,7 +150,7 @@ def has_ended() -> bool:
 
 
 def hush_its_end() -> None:
-    """Keep PySpark and py4j from printing stacks of connections that a JVM took with it: the job says it in a line."""
+    """Keep PySpark and py4j from printing stacks of calls that a JVM or Ctrl-C has ended: the job says it in a line."""
     from pyspark import SparkContext
 
     logging.getLogger().addFilter(_is_no_lost_call)
@@ -160,7 +160,7 @@ def hush_its_end() -> None:
 
 
 def _is_no_lost_call(record: logging.LogRecord) -> bool:
-    return record.msg != "Exception while sending command."
+    return record.msg not in ("Exception while sending command.", "KeyboardInterrupt while sending command.")
 
 
 @contextlib.contextmanager
