@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+waiting = pytest.importorskip("selenium.webdriver.support.ui")
 Keys = webdriver.Keys
 WITH_A_MOUSE = "--blink-settings=" + ",".join(
     ("primaryHoverType=2", "availableHoverTypes=2", "primaryPointerType=4", "availablePointerTypes=4")
@@ -192,6 +193,9 @@ def test_the_page_follows_a_change_from_light_to_dark(browser: webdriver.Chrome,
     open_page(browser, page)
     light = colours(browser)
     emulate(browser, "dark")
+    waiting.WebDriverWait(browser, 20).until(  # all are drawn anew
+        lambda _: colours(browser)["chart"] != light["chart"]
+    )
     dark = colours(browser)
     for found in (light, dark):
         assert contrast(found["ink"], found["paper"]) > 7
