@@ -288,7 +288,8 @@ class TrainingConfig(Section):
         None, description="CPU threads of a replica; none = those its slot has"
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="numbers in matrix products; weights stay fp32; auto = bf16 on a GPU that has it"
+        "auto",
+        description="numbers in matrix products; weights stay fp32; auto = bf16 where the GPU or processor has it",
     )
     deterministic: bool = Field(
         True, description="on a GPU, the same bits whenever the same is trained; false = faster, see docs/benchmarks.md"

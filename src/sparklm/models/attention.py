@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sparklm.models.cache import Cache, mask_after_cache
+from sparklm.models.attend import attend
+from sparklm.models.cache import Cache
 from sparklm.models.embedding import rotate, rotation_table
 from sparklm.models.network import EmbeddedModel
 from sparklm.models.shape import ModelShape
@@ -42,14 +43,7 @@ class AttentionLayer(nn.Module):
             query_BHTD, key_BHTD = rotate(query_BHTD, rotation), rotate(key_BHTD, rotation)
         if cache is not None:
             key_BHTD, value_BHTD = cache.extend(self.layer, key_BHTD, value_BHTD)
-        num_keys = key_BHTD.shape[2]
-        mixed_BHTD = F.scaled_dot_product_attention(
-            query_BHTD,
-            key_BHTD,
-            value_BHTD,
-            attn_mask=mask_after_cache(T, num_keys, x_BTC.device),
-            is_causal=num_keys == T,
-        )
+        mixed_BHTD = attend(query_BHTD, key_BHTD, value_BHTD)
         return self.mixed(mixed_BHTD.transpose(1, 2).reshape(B, T, -1))  # type: ignore[no-any-return]
 
 

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparklm.errors import UserError
-from sparklm.models import flex
-from sparklm.models.cache import Cache, mask_after_cache
+from sparklm.models import flex, on_cpu
+from sparklm.models.attend import attend
+from sparklm.models.cache import Cache
 from sparklm.models.embedding import rotate, rotation_table
 from sparklm.models.gpt_decoding import GptDecoder, fits_twice
 from sparklm.models.network import Decoding, LanguageModel
@@ -47,40 +48,16 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
-        if x.device.type == "cpu" and x.dtype == self.weight.dtype:
-            normed: Tensor = _RmsNormOnCpu.apply(x, self.weight, self.epsilon)  # type: ignore[no-untyped-call]
-            return normed
+        if x.device.type == "cpu":
+            return on_cpu.rms_norm(x, self.weight, self.epsilon)
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.epsilon)
 
 
-class _RmsNormOnCpu(torch.autograd.Function):
-    """The same with fewer passes over memory: torch has no kernel of its own for it on a CPU."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_C: Tensor, epsilon: float) -> Tensor:
-        """Normalise the last dimension."""
-        squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
-        scale = squares.div_(x.shape[-1]).add_(epsilon).rsqrt_()
-        normed: Tensor = x * scale
-        ctx.save_for_backward(normed, scale, weight_C)
-        return normed * weight_C
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of the vectors and of the weight."""
-        normed, scale, weight_C = ctx.saved_tensors
-        product = outer[0] * normed
-        along = (product @ weight_C).div_(weight_C.numel()).unsqueeze(-1)  # what only changes a vector's length
-        gradient = (outer[0] * weight_C).addcmul_(normed, along, value=-1.0).mul_(scale)
-        return gradient, product.reshape(-1, weight_C.numel()).sum(0), None
-
-
-def project(x_BTC: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
-    """Apply several layers to the same vectors: on a CPU as one product, which is faster than several small ones."""
-    if x_BTC.is_cuda:
-        return tuple(layer(x_BTC) for layer in layers)
-    weight = torch.cat([layer.weight for layer in layers])
-    return torch.split(F.linear(x_BTC, weight), [layer.out_features for layer in layers], dim=-1)
+def apply_layer(layer: nn.Linear, x_BTC: Tensor) -> Tensor:
+    """Multiply vectors by the matrix of a layer."""
+    if x_BTC.device.type == "cpu":
+        return on_cpu.products(x_BTC, layer.weight)[0]
+    return layer(x_BTC)  # type: ignore[no-any-return]
 
 
 class Attention(nn.Module):
@@ -89,7 +66,7 @@ class Attention(nn.Module):
     def __init__(self, shape: ModelShape, layer: int) -> None:
         super().__init__()
         self.layer, self.head_size, self.dropout = layer, shape.head_size, shape.dropout
-        self.is_grouped = shape.num_kv_heads != shape.num_heads
+        self.num_heads, self.num_kv_heads = shape.num_heads, shape.num_kv_heads
         self.q_proj = nn.Linear(shape.width, shape.num_heads * shape.head_size, bias=False)
         self.k_proj = nn.Linear(shape.width, shape.num_kv_heads * shape.head_size, bias=False)
         self.v_proj = nn.Linear(shape.width, shape.num_kv_heads * shape.head_size, bias=False)
@@ -99,27 +76,29 @@ class Attention(nn.Module):
 
     def forward(self, x_BTC: Tensor, rotation: tuple[Tensor, Tensor], cache: Cache | None) -> Tensor:
         """Let every position look at itself and the ones before it."""
-        B, T, _ = x_BTC.shape
-        queries, keys, values = project(x_BTC, self.q_proj, self.k_proj, self.v_proj)
-        query_BHTD = rotate(self.q_norm(self._heads(queries)), rotation)
-        key_BKTD = rotate(self.k_norm(self._heads(keys)), rotation)
-        value_BKTD = self._heads(values)
+        make_heads = self._heads_on_cpu if x_BTC.device.type == "cpu" else self._make_heads
+        query_BHTD, key_BKTD, value_BKTD = make_heads(x_BTC, rotation)
         if cache is not None:
             key_BKTD, value_BKTD = cache.extend(self.layer, key_BKTD, value_BKTD)
         dropout = self.dropout if self.training else 0.0
-        if not dropout and flex.is_fitting(query_BHTD, key_BKTD):
-            mixed_BHTD = flex.causal_attention(query_BHTD, key_BKTD, value_BKTD, is_grouped=self.is_grouped)
-        else:
-            mixed_BHTD = F.scaled_dot_product_attention(
-                query_BHTD,
-                key_BKTD,
-                value_BKTD,
-                attn_mask=mask_after_cache(T, key_BKTD.shape[2], x_BTC.device),
-                is_causal=key_BKTD.shape[2] == T,
-                dropout_p=dropout,
-                enable_gqa=self.is_grouped,
-            )
-        return self.o_proj(mixed_BHTD.transpose(1, 2).reshape(B, T, -1))  # type: ignore[no-any-return]
+        mixed_BHTD = attend(query_BHTD, key_BKTD, value_BKTD, dropout=dropout)
+        return apply_layer(self.o_proj, mixed_BHTD.transpose(1, 2).flatten(2))
+
+    def _make_heads(self, x_BTC: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        query_BHTD, key_BKTD = self._heads(self.q_proj(x_BTC)), self._heads(self.k_proj(x_BTC))
+        turned = rotate(self.q_norm(query_BHTD), rotation), rotate(self.k_norm(key_BKTD), rotation)
+        return *turned, self._heads(self.v_proj(x_BTC))
+
+    def _heads_on_cpu(self, x_BTC: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """The same, queries and keys together."""
+        H, K, D = self.num_heads, self.num_kv_heads, self.head_size
+        both_OC = on_cpu.as_pairs(torch.cat((self.q_proj.weight, self.k_proj.weight)), D)
+        both_BTO, value_BTO = on_cpu.products(x_BTC, both_OC, self.v_proj.weight)
+        query_norm, key_norm = (on_cpu.as_pairs(norm.weight, D) for norm in (self.q_norm, self.k_norm))
+        norms_GD = torch.cat((query_norm.expand(H, D), key_norm.expand(K, D)))
+        both_BTGD = both_BTO.view(*x_BTC.shape[:2], H + K, D)
+        both_BGTD = on_cpu.norm_and_rotate(both_BTGD, norms_GD, self.q_norm.epsilon, rotation)
+        return both_BGTD[:, :H], both_BGTD[:, H:], self._heads(value_BTO)
 
     def _heads(self, x_BTC: Tensor) -> Tensor:
         """Split the width into heads: (B, T, heads · D) to (B, heads, T, D)."""
@@ -138,8 +117,9 @@ class SwiGlu(nn.Module):
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         """Transform each position by itself."""
-        gate_BTF, up_BTF = project(x_BTC, self.gate_proj, self.up_proj)
-        return self.down_proj(F.silu(gate_BTF) * up_BTF)  # type: ignore[no-any-return]
+        if x_BTC.device.type == "cpu":
+            return on_cpu.feed_forward(x_BTC, self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
+        return self.down_proj(F.silu(self.gate_proj(x_BTC)) * self.up_proj(x_BTC))  # type: ignore[no-any-return]
 
 
 class DecoderLayer(nn.Module):
@@ -201,7 +181,7 @@ class Decoder(nn.Module):
 def _in_half_precision(x: Tensor) -> Tensor:
     """The residual stream in the precision of matrix products, where that is halved."""
     kind = x.device.type
-    is_halved = kind != "meta" and torch.is_autocast_enabled(kind)
+    is_halved = kind == "cuda" and torch.is_autocast_enabled(kind)
     return x.to(torch.get_autocast_dtype(kind)) if is_halved else x
 
 

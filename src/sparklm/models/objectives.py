@@ -194,6 +194,7 @@ def _cross_entropy_sum(
     features_NC: Tensor, targets_N: Tensor, weight_VC: Tensor, label_smoothing: float, num_ranked: int
 ) -> tuple[Tensor, Tensor]:
     logits_NV = F.linear(features_NC, weight_VC)
+    logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
     loss_sum = F.cross_entropy(logits_NV, targets_N, reduction="sum", label_smoothing=label_smoothing)
     ranked = _spread(num_ranked, targets_N)
     return loss_sum, (logits_NV.detach()[ranked].argmax(dim=-1) == targets_N[ranked]).sum()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # Counts float32 numbers for one window of so many tokens.
 CountFloats = Callable[["ModelShape", int], int]
+LONGEST_SCORED = 512  # windows up to this have their scores of attention kept, in half precision on a CPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class Architecture:
     predicts_every_position: bool = True  # or only what follows the whole window
     predicts_embeddings: bool = True  # has the objective `embedding`
     embeds_at_width: bool = False  # embeddings must have the size of the hidden vectors
+    halving_pays_on_cpu: bool = False  # on a processor with bfloat16, the usual sizes train faster with products in it
     hugging_face_type: str | None = None  # model_type of the Hugging Face model that it is, if it is one
 
 
@@ -40,11 +42,14 @@ def _gpt_saved(shape: ModelShape, window: int) -> int:
     floats = window * (5 * width + 5 * inner + 4 * keys + 4 * shape.feedforward_size)
     if shape.dropout:  # torch then saves every score of every head
         floats += 4 * shape.num_heads * window**2 + window * 4 * width
+    elif window <= LONGEST_SCORED:
+        floats += shape.num_heads * window**2 // 2
     return shape.num_layers * floats + 2 * window * width
 
 
 def _gpt_passing(shape: ModelShape, window: int) -> int:
-    return window * (3 * shape.width + max(3 * shape.feedforward_size, 4 * shape.num_heads * shape.head_size))
+    floats = window * (3 * shape.width + max(3 * shape.feedforward_size, 4 * shape.num_heads * shape.head_size))
+    return floats + (3 * shape.num_heads * window**2 // 2 if window <= LONGEST_SCORED else 0)
 
 
 def _attention_saved(shape: ModelShape, window: int) -> int:
@@ -78,6 +83,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         network="sparklm.models.gpt:Gpt",
         saved_floats=_gpt_saved,
         passing_floats=_gpt_passing,
+        halving_pays_on_cpu=True,
         has_heads=True,
         has_kv_heads=True,
         has_feedforward=True,
@@ -91,6 +97,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         network="sparklm.models.lstm:Lstm",
         saved_floats=_recurrent_saved(num_gates=4),
         passing_floats=_recurrent_passing,
+        halving_pays_on_cpu=True,
     ),
     "dense": Architecture(
         description="dense layers over a whole window",
@@ -104,6 +111,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         network="sparklm.models.attention:SelfAttention",
         saved_floats=_attention_saved,
         passing_floats=_attention_passing,
+        halving_pays_on_cpu=True,
         has_heads=True,
     ),
     "rnn": Architecture(

@@ -26,8 +26,8 @@ def choose_device(wanted: str) -> torch.device:
     return torch.device("cuda" if has_gpu and wanted != "cpu" else "cpu")
 
 
-def choose_precision(wanted: str, device: torch.device) -> Literal["fp32", "bf16"]:
-    """The precision of matrix products: bf16 on a GPU that has it, unless set otherwise.
+def choose_precision(wanted: str, device: torch.device, *, pays_on_cpu: bool = True) -> Literal["fp32", "bf16"]:
+    """The precision of matrix products: bf16 on a GPU or a processor that has it, unless set otherwise.
 
     On processors that would only emulate bf16, many times slower than fp32, it is refused.
     """
@@ -43,7 +43,8 @@ def choose_precision(wanted: str, device: torch.device) -> Literal["fp32", "bf16
             "training.precision = 'bf16', but this processor has no bfloat16 arithmetic (AVX512_BF16 or AMX) and would "
             "be tens to hundreds of times slower than with 'fp32'; use 'fp32', or a GPU"
         )
-    return "bf16" if wanted == "bf16" else "fp32"
+    is_halved = wanted == "bf16" or (wanted == "auto" and pays_on_cpu and has_fast_bfloat16())
+    return "bf16" if is_halved else "fp32"
 
 
 def has_fast_bfloat16() -> bool:

@@ -1,9 +1,9 @@
 """Muon: momentum whose update is made orthogonal, so that a matrix learns in all its directions alike.
 
-torch's own computes in bfloat16, which most CPUs only emulate. This one does so on GPUs only, and takes all matrices of
-one shape through the iteration together. Two things are added: each row of an update (or column, of a wide matrix) is
-scaled by a running mean of its squares, as Adam does with single numbers, and weights decay only where the update does
-not make them larger anyway.
+torch's own computes in bfloat16, which many CPUs only emulate. This one does so where it is told to, and takes all
+matrices of one shape through the iteration together. Two things are added: each row of an update (or column, of a wide
+matrix) is scaled by a running mean of its squares, as Adam does with single numbers, and weights decay only where the
+update does not make them larger anyway.
 
 Shapes: N matrices, R rows, C columns.
 """
@@ -51,10 +51,12 @@ class Muon(torch.optim.Optimizer):
         lr: Dial,
         momentum: Dial,
         weight_decay: Dial,
+        halves: bool = False,
         compiles: bool = False,
     ) -> None:
         super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self._update = Compiled(_update) if compiles else _update
+        self._halves = halves
         self._stacks: dict[torch.Size, tuple[Tensor, Tensor]] = {}
 
     @torch.no_grad()
@@ -70,7 +72,8 @@ class Muon(torch.optim.Optimizer):
             for shape, parameters in by_shape.items():
                 gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
                 weights = torch.stack([*parameters])
-                self._update(weights, torch.stack(gradients), *self._stacked_state(shape, parameters), *dials)
+                averages, squares = self._stacked_state(shape, parameters)
+                self._update(weights, torch.stack(gradients), averages, squares, *dials, halves=self._halves)
                 torch._foreach_copy_([*parameters], [*weights])
 
     def _stacked_state(self, shape: torch.Size, parameters: list[nn.Parameter]) -> tuple[Tensor, Tensor]:
@@ -102,32 +105,36 @@ def _update(
     rate: Dial,
     momentum: Dial,
     weight_decay: Dial,
+    *,
+    halves: bool,
 ) -> None:
-    """One step, in place."""
+    """One step, in place; of the gradients nothing is left."""
     averages_NRC.lerp_(gradients_NRC, 1.0 - momentum)
-    updates_NRC = orthogonalise(gradients_NRC.lerp(averages_NRC, momentum))  # Nesterov's look ahead
-    updates_NRC = _evened(updates_NRC.float(), squares_N)
+    updates_NRC = orthogonalise(gradients_NRC.lerp_(averages_NRC, momentum), halves=halves)  # Nesterov's look ahead
     # An update changes what a matrix does to a vector about as much whatever its shape.
-    updates_NRC = updates_NRC * max(1.0, weights_NRC.shape[1] / weights_NRC.shape[2]) ** 0.5
+    size = rate * max(1.0, weights_NRC.shape[1] / weights_NRC.shape[2]) ** 0.5
+    updates_NRC = updates_NRC * (size * _evening(updates_NRC, squares_N))
     shrinks = updates_NRC * weights_NRC >= 0
-    weights_NRC.sub_(rate * (updates_NRC + weight_decay * weights_NRC * shrinks))
+    weights_NRC.sub_(updates_NRC + (rate * weight_decay) * weights_NRC * shrinks)
 
 
-def _evened(updates_NRC: Tensor, squares_N: Tensor) -> Tensor:
-    """Divide each row, or column, by the root of the running mean of its squares; the whole keeps its size."""
+def _evening(updates_NRC: Tensor, squares_N: Tensor) -> Tensor:
+    """By what to multiply each row, or column: in the long run all are of one size, and the whole keeps its own."""
     dim = _shorter_dim(updates_NRC)
-    squares_N.lerp_(updates_NRC.square().mean(dim=dim, keepdim=True), 1.0 - _SQUARES_KEPT)
-    evened = updates_NRC * squares_N.clamp_min(_TINY).rsqrt()
-    before, after = (torch.linalg.vector_norm(each, dim=(-2, -1), keepdim=True) for each in (updates_NRC, evened))
-    kept: Tensor = evened * (before / after.clamp_min(_TINY))
-    return kept
+    lengths = torch.linalg.vector_norm(updates_NRC, dim=dim, keepdim=True, dtype=torch.float32)
+    means = lengths.square() / updates_NRC.shape[dim]
+    squares_N.lerp_(means, 1.0 - _SQUARES_KEPT)
+    inverses = squares_N.clamp_min(_TINY).reciprocal()
+    before, after = (each.sum(dim=(-2, -1), keepdim=True) for each in (means, means * inverses))
+    evening: Tensor = (inverses * (before / after.clamp_min(_TINY))).sqrt()
+    return evening
 
 
 def _shorter_dim(matrices: Tensor) -> int:
     return -1 if matrices.shape[-2] >= matrices.shape[-1] else -2
 
 
-def orthogonalise(matrices_NRC: Tensor) -> Tensor:
+def orthogonalise(matrices_NRC: Tensor, *, halves: bool = False) -> Tensor:
     """Bring the singular values of each matrix near one by Newton–Schulz iteration, keeping their directions.
 
     >>> values = torch.linalg.svdvals(orthogonalise(torch.randn(1, 8, 5, generator=torch.Generator().manual_seed(0))))
@@ -135,10 +142,10 @@ def orthogonalise(matrices_NRC: Tensor) -> Tensor:
     True
     """
     is_tall = matrices_NRC.shape[1] > matrices_NRC.shape[2]
-    x: Tensor = matrices_NRC.mT if is_tall else matrices_NRC
-    x = x / (torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True) * _MARGIN + 1e-7)
-    x = x.bfloat16() if x.is_cuda else x
-    for linear, cubic, quintic in _THREE_ROUNDS if x.shape[1] <= _LARGEST_FOR_THREE else _FOUR_ROUNDS:
-        square = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=cubic, alpha=quintic), x, beta=linear)
-    return x.mT if is_tall else x
+    x: Tensor = matrices_NRC / (torch.linalg.vector_norm(matrices_NRC, dim=(1, 2), keepdim=True) * _MARGIN + 1e-7)
+    x = x.bfloat16() if halves else x
+    for linear, cubic, quintic in _THREE_ROUNDS if min(x.shape[1:]) <= _LARGEST_FOR_THREE else _FOUR_ROUNDS:
+        square = x.mT @ x if is_tall else x @ x.mT
+        square = torch.baddbmm(square, square, square, beta=cubic, alpha=quintic)
+        x = torch.baddbmm(x, x, square, beta=linear) if is_tall else torch.baddbmm(x, square, x, beta=linear)
+    return x

@@ -72,6 +72,7 @@ def _muon(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> list[t
     from torch.optim import AdamW
 
     from sparklm.training.compiling import is_compiled
+    from sparklm.training.device import choose_precision
     from sparklm.training.muon import Muon
 
     device = _device_of(named)
@@ -81,6 +82,7 @@ def _muon(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> list[t
         lr=_dial(training.learning_rate, device),
         momentum=_dial(muon_momentum(0, 1, training), device),
         weight_decay=_dial(training.weight_decay, device),
+        halves=choose_precision(training.precision, device) == "bf16",
         compiles=device.type == "cuda" and is_compiled(training.compile, device),
     )
     by_rate: dict[float, list[nn.Parameter]] = defaultdict(list)

@@ -27,6 +27,7 @@ from sparklm.logs import TRACE
 from sparklm.models.build import build_model
 from sparklm.models.model_zip import TrainedModel
 from sparklm.models.objectives import Tally, to_device
+from sparklm.models.registry import ARCHITECTURES
 from sparklm.text.windows import Int64Array, Windows, derive_seed
 from sparklm.training.device import choose_device, choose_precision, deterministic_kernels
 from sparklm.training.ema import Ema
@@ -58,7 +59,8 @@ class Replica:
         config = run.config
         self.run, self.config, self.number = run, config, number
         self.device = choose_device(config.training.device)
-        precision = choose_precision(config.training.precision, self.device)
+        pays_on_cpu = ARCHITECTURES[config.model.architecture].halving_pays_on_cpu
+        precision = choose_precision(config.training.precision, self.device, pays_on_cpu=pays_on_cpu)
         self._loss = TrainingLoss(self.device, precision, config.training.compile)
         self._figures = LateFigures(self.device)
         self.dataset = run.open_dataset()

@@ -32,6 +32,14 @@ def test_bfloat16_is_refused_where_it_would_be_emulated(monkeypatch: pytest.Monk
     assert choose_precision("auto", torch.device("cpu")) == "fp32"
 
 
+def test_a_cpu_computes_in_bfloat16_if_it_can_and_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "has_fast_bfloat16", lambda: True)
+    assert choose_precision("auto", torch.device("cpu")) == "bf16"
+    assert choose_precision("auto", torch.device("cpu"), pays_on_cpu=False) == "fp32"
+    assert choose_precision("bf16", torch.device("cpu"), pays_on_cpu=False) == "bf16"
+    assert choose_precision("fp32", torch.device("cpu")) == "fp32"
+
+
 @pytest.mark.parametrize("has_bf16", [True, False])
 def test_a_gpu_computes_in_bfloat16_if_it_can(monkeypatch: pytest.MonkeyPatch, has_bf16: bool) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
@@ -46,7 +54,7 @@ def test_bfloat16_keeps_weights_in_float32(monkeypatch: pytest.MonkeyPatch, corp
     monkeypatch.setattr(device, "has_fast_bfloat16", lambda: True)
     config = tiny_config(corpus_file, "training.precision=bf16", "training.max_steps=3")
     run_job(config, tmp_path / "run")
-    plain = run_job(tiny_config(corpus_file, "training.max_steps=3"), tmp_path / "plain")
+    plain = run_job(tiny_config(corpus_file, "training.precision=fp32", "training.max_steps=3"), tmp_path / "plain")
     trained = load_model(str(tmp_path / "run")).model
     assert all(tensor.dtype == torch.float32 for tensor in trained.state_dict().values())
     (record,) = read_metrics(Folder(str(tmp_path / "run")))

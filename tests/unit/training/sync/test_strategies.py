@@ -89,7 +89,8 @@ def naive_training(config, run: Path) -> dict[str, torch.Tensor]:
 def test_a_strategy_computes_what_a_plain_loop_computes(
     corpus_file: Path, tmp_path: Path, strategy: str, optimizer: str
 ) -> None:
-    config = tiny_config(corpus_file, *STRATEGIES[strategy], f"training.optimizer={optimizer}")
+    exact = ("training.precision=fp32", f"training.optimizer={optimizer}")
+    config = tiny_config(corpus_file, *STRATEGIES[strategy], *exact)
     run_job(config, tmp_path / "run")
     found = load_model(str(tmp_path / "run")).model.state_dict()
     for name, expected in naive_training(config, tmp_path / "run").items():
@@ -113,6 +114,7 @@ def test_averaging_every_step_under_plain_sgd_is_allreduce(corpus_file: Path, tm
         "training.learning_rate=0.5",
         "training.gradient_clip=null",
         "training.weight_decay=0",
+        "training.precision=fp32",
         "distributed.replicas=2",
     )
     models = []
