@@ -224,7 +224,7 @@ class Replica:
         """Shorten the gradient if it is too long; returns the norm that it had."""
         clip, gradients = self.config.training.gradient_clip, [w.grad for w in self._weights if w.grad is not None]
         norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        if clip is not None:
+        if clip is not None and (norm.is_cuda or norm > clip):  # a GPU would have to be asked, and does it always
             nn.utils.clip_grads_with_norm_(self._weights, clip, norm)
         return norm
 
