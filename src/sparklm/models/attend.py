@@ -22,13 +22,14 @@ def attend(query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, *, dropout:
         return flex.causal_attention(query_BHTD, key_BKTD, value_BKTD, is_grouped=is_grouped)
     if not dropout and on_cpu.is_fitting(query_BHTD, key_BKTD):
         return on_cpu.attend(query_BHTD, key_BKTD, value_BKTD)
-    heads, num_queries, num_keys = (query_BHTD, key_BKTD, value_BKTD), query_BHTD.shape[2], key_BKTD.shape[2]
-    is_on_cpu = query_BHTD.device.type == "cpu"
-    if is_on_cpu and query_BHTD.dtype == torch.bfloat16:  # for which torch's kernel takes twice as long
-        heads = query_BHTD.float(), key_BKTD.float(), value_BKTD.float()
+    num_queries, num_keys, is_on_cpu = query_BHTD.shape[2], key_BKTD.shape[2], query_BHTD.device.type == "cpu"
+    if is_on_cpu:  # where torch's kernel for bfloat16 takes twice as long
+        query_BHTD, key_BKTD, value_BKTD = (on_cpu.whole(each) for each in (query_BHTD, key_BKTD, value_BKTD))
     with torch.autocast("cpu", enabled=False) if is_on_cpu else nullcontext():
         return F.scaled_dot_product_attention(
-            *heads,
+            query_BHTD,
+            key_BKTD,
+            value_BKTD,
             attn_mask=mask_after_cache(num_queries, num_keys, query_BHTD.device),
             is_causal=num_queries == num_keys,
             dropout_p=dropout,

@@ -5,8 +5,6 @@ Shapes: B batch, T time, E embedding size, V vocabulary, D head size, H heads.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -57,33 +55,5 @@ def rotation_table(places_T: Tensor, head_size: int, base: float) -> tuple[Tenso
 def rotate(x_BHTD: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     """Turn each pair (d, d + D/2) by its position's angle."""
     cosine_TD, sine_TD = rotation
-    if x_BHTD.device.type == "cpu" and x_BHTD.dtype == cosine_TD.dtype:
-        turned: Tensor = _Rotation.apply(x_BHTD, cosine_TD, sine_TD)  # type: ignore[no-untyped-call]
-        return turned
     first, second = x_BHTD.chunk(2, dim=-1)
     return x_BHTD * cosine_TD + torch.cat((-second, first), dim=-1) * sine_TD
-
-
-class _Rotation(torch.autograd.Function):
-    """The same on a CPU, with fewer passes over memory; its gradient is turned back."""
-
-    @staticmethod
-    def forward(ctx: Any, x_BHTD: Tensor, cosine_TD: Tensor, sine_TD: Tensor) -> Tensor:
-        """Turn."""
-        ctx.save_for_backward(cosine_TD, sine_TD)
-        return _turn(x_BHTD, cosine_TD, sine_TD, 1.0)
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        """Turn back."""
-        cosine_TD, sine_TD = ctx.saved_tensors
-        return _turn(outer[0], cosine_TD, sine_TD, -1.0), None, None
-
-
-def _turn(x_BHTD: Tensor, cosine_TD: Tensor, sine_TD: Tensor, direction: float) -> Tensor:
-    half = x_BHTD.shape[-1] // 2
-    sine = sine_TD[..., :half]
-    turned = x_BHTD * cosine_TD
-    turned[..., :half].addcmul_(x_BHTD[..., half:], sine, value=-direction)
-    turned[..., half:].addcmul_(x_BHTD[..., :half], sine, value=direction)
-    return turned

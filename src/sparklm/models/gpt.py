@@ -48,14 +48,14 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
-        if x.device.type == "cpu":
+        if on_cpu.is_used(x):
             return on_cpu.rms_norm(x, self.weight, self.epsilon)
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.epsilon)
 
 
 def apply_layer(layer: nn.Linear, x_BTC: Tensor) -> Tensor:
     """Multiply vectors by the matrix of a layer."""
-    if x_BTC.device.type == "cpu":
+    if on_cpu.is_used(x_BTC):
         return on_cpu.products(x_BTC, layer.weight)[0]
     return layer(x_BTC)  # type: ignore[no-any-return]
 
@@ -76,7 +76,7 @@ class Attention(nn.Module):
 
     def forward(self, x_BTC: Tensor, rotation: tuple[Tensor, Tensor], cache: Cache | None) -> Tensor:
         """Let every position look at itself and the ones before it."""
-        make_heads = self._heads_on_cpu if x_BTC.device.type == "cpu" else self._make_heads
+        make_heads = self._heads_on_cpu if on_cpu.is_used(x_BTC) else self._make_heads
         query_BHTD, key_BKTD, value_BKTD = make_heads(x_BTC, rotation)
         if cache is not None:
             key_BKTD, value_BKTD = cache.extend(self.layer, key_BKTD, value_BKTD)
@@ -117,7 +117,7 @@ class SwiGlu(nn.Module):
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         """Transform each position by itself."""
-        if x_BTC.device.type == "cpu":
+        if on_cpu.is_used(x_BTC):
             return on_cpu.feed_forward(x_BTC, self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
         return self.down_proj(F.silu(self.gate_proj(x_BTC)) * self.up_proj(x_BTC))  # type: ignore[no-any-return]
 

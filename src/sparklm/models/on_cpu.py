@@ -22,6 +22,11 @@ from sparklm.models.registry import LONGEST_SCORED
 Gradients = tuple[Tensor | None, ...]
 
 
+def is_used(x: Tensor) -> bool:
+    """Whether vectors are to be computed with here: torch's compiler puts plain operations together by itself."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 def products(x_BTC: Tensor, *weights_OC: Tensor) -> tuple[Tensor, ...]:
     """Multiply the same vectors by several matrices, as one product."""
     made: tuple[Tensor, ...] = _Products.apply(x_BTC, *weights_OC)  # type: ignore[no-untyped-call]
@@ -58,7 +63,7 @@ def as_pairs(weight: Tensor, head_size: int) -> Tensor:
 def is_fitting(query_BHTD: Tensor, key_BKTD: Tensor) -> bool:
     """Whether `attend` is quicker than torch's kernel: in bfloat16, of whole windows that are not long."""
     return (
-        query_BHTD.device.type == "cpu"
+        is_used(query_BHTD)
         and query_BHTD.dtype == torch.bfloat16
         and query_BHTD.shape == key_BKTD.shape
         and query_BHTD.shape[2] <= LONGEST_SCORED
@@ -71,12 +76,13 @@ def attend(query_BHTD: Tensor, key_BHTD: Tensor, value_BHTD: Tensor) -> Tensor:
     return mixed
 
 
+def whole(x: Tensor) -> Tensor:
+    """The same in float32, where it is in half precision."""
+    return x.float() if x.dtype == torch.bfloat16 else x
+
+
 def _halved(x: Tensor) -> Tensor:
     return x.bfloat16() if torch.is_autocast_enabled("cpu") else x
-
-
-def _whole(x: Tensor) -> Tensor:
-    return x.float() if x.dtype == torch.bfloat16 else x
 
 
 class _Products(torch.autograd.Function):
@@ -96,7 +102,7 @@ class _Products(torch.autograd.Function):
             gradient_BTO = x_BTC.new_empty((*x_BTC.shape[:-1], weight_OC.shape[0]))
             for (start, stop), gradient in zip(ctx.ranges, outer, strict=True):
                 gradient_BTO[..., start:stop] = gradient
-        of_weights_OC = _whole(gradient_BTO.flatten(0, -2).mT @ x_BTC.flatten(0, -2))
+        of_weights_OC = whole(gradient_BTO.flatten(0, -2).mT @ x_BTC.flatten(0, -2))
         return gradient_BTO @ weight_OC, *(of_weights_OC[start:stop] for start, stop in ctx.ranges)
 
 
@@ -121,7 +127,7 @@ class _FeedForward(torch.autograd.Function):
         torch.mul(of_inner_NF, active_NF, out=of_up_NF)
         torch.ops.aten.silu_backward.grad_input(of_inner_NF.mul_(up_NF), gate_NF, grad_input=of_gate_NF)
         of_both_OC, of_down_CF = gradient_NO.mT @ x_NC, gradient_NC.mT @ inner_NF
-        return (gradient_NO @ both_OC).view_as(outer[0]), *_whole(of_both_OC).chunk(2), _whole(of_down_CF)
+        return (gradient_NO @ both_OC).view_as(outer[0]), *whole(of_both_OC).chunk(2), whole(of_down_CF)
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -134,7 +140,7 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> Gradients:
         normed, scale, weight_C = ctx.saved_tensors
-        gradient = _whole(outer[0])
+        gradient = whole(outer[0])
         product = gradient * normed
         along = (product @ weight_C).div_(weight_C.numel()).unsqueeze(-1)  # what only changes a vector's length
         of_x = (gradient * weight_C).addcmul_(normed, along, value=-1.0).mul_(scale)
@@ -144,7 +150,7 @@ class _RmsNorm(torch.autograd.Function):
 class _NormAndRotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BTGD: Tensor, weight_GD: Tensor, epsilon: float, turns_TGD: Tensor) -> Tensor:
-        normed_BTGD, scale = _normed(_whole(x_BTGD), epsilon)
+        normed_BTGD, scale = _normed(whole(x_BTGD), epsilon)
         ctx.save_for_backward(normed_BTGD, scale, weight_GD, turns_TGD)
         turned_BTGD = _turned(normed_BTGD * weight_GD, turns_TGD)
         return turned_BTGD.transpose(1, 2).to(x_BTGD.dtype, memory_format=torch.contiguous_format)

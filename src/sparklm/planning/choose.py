@@ -17,7 +17,7 @@ from sparklm.wording import amount, duration
 
 FEWEST_STEPS = 100  # with fewer, a rate has hardly risen when it falls
 _FEWEST_AT_ALL = 10  # where time is that short
-_PRICE_OF_EVALUATION = 1 / 3  # of a token, in that of training on it
+_PRICE_OF_EVALUATION = 1 / 2  # of a token, in that of training on it: a third, or more where that is in bfloat16
 _SHARE_OF_SAMPLING = 0.01  # of the time: evaluations within epochs
 _SHARE_OF_EVALUATIONS = 0.05  # of the time: all of them, where validation text is a part of the text that is chosen
 _VALIDATED = 0.08  # tokens of validation text for each that is trained on, at most

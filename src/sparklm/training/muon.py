@@ -108,9 +108,9 @@ def _update(
     *,
     halves: bool,
 ) -> None:
-    """One step, in place; of the gradients nothing is left."""
+    """One step, in place."""
     averages_NRC.lerp_(gradients_NRC, 1.0 - momentum)
-    updates_NRC = orthogonalise(gradients_NRC.lerp_(averages_NRC, momentum), halves=halves)  # Nesterov's look ahead
+    updates_NRC = orthogonalise(gradients_NRC.lerp(averages_NRC, momentum), halves=halves)  # Nesterov's look ahead
     # An update changes what a matrix does to a vector about as much whatever its shape.
     size = rate * max(1.0, weights_NRC.shape[1] / weights_NRC.shape[2]) ** 0.5
     updates_NRC = updates_NRC * (size * _evening(updates_NRC, squares_N))
