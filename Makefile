@@ -50,6 +50,7 @@ security: $(VENV)/.installed-dev
 bench: BENCH = $(BIN)/python benchmarks/$(1).py $(2) $(if $(WRITE),--write $(WRITE))
 bench: $(VENV)/.installed-dev
 	$(call BENCH,steps)
+	$(call BENCH,start)
 	$(call BENCH,busy)
 	if command -v mvn >/dev/null; then $(call BENCH,dl4j); else echo "no Maven: not compared with Deeplearning4j"; fi
 	$(if $(NANOGPT),$(call BENCH,nanogpt,$(TEXT) --nanogpt $(NANOGPT)))

@@ -101,6 +101,8 @@ def main() -> None:
     parser = make_parser(__doc__, "minutes")
     parser.add_argument("books", type=Path)
     parser.add_argument("--minutes", type=float, default=1.0)
+    names = [*(f"preset {name}" for name in _PRESETS), *neighbours(dict.fromkeys(_FIELDS, 1))]
+    parser.add_argument("--ways", nargs="*", default=names, choices=names, help="what to compare with")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         texts = Path(place)
@@ -115,7 +117,8 @@ def main() -> None:
         for name, sizes in neighbours(chosen).items():
             ways[name] = tuple(part for key, value in sizes.items() for part in ("--set", f"{key}={value}"))
         found: dict[str, Trained | None] = {f"`--minutes {options.minutes:g}`": own}
-        for name, arguments in ways.items():
+        for name in options.ways:
+            arguments = ways[name]
             found[name] = train_for(texts, texts / name.replace(" ", "-"), own.step_seconds, *arguments)
             print(name, found[name], sep="   ", file=sys.stderr)
         rows = [_row(name, trained, own) for name, trained in found.items()]
