@@ -18,8 +18,9 @@ from sparklm.models.network import LanguageModel, cosines
 from sparklm.models.shape import Objective
 from sparklm.text.windows import Int64Array
 
-# Scores are made for this many (prediction, token) pairs at once: 64 MiB in float32; on a GPU, 1 GiB.
-MOST_SCORES_AT_ONCE, _MORE_ON_A_GPU = 2**24, 2**4
+# Scores are made for at most this many (prediction, token) pairs at once: 64 MiB in float32; on a GPU, 1 GiB. On a CPU
+# for no more than its caches hold, unless that were so few predictions that adding up gradients took longer.
+MOST_SCORES_AT_ONCE, _MORE_ON_A_GPU, _SCORES_IN_CACHES = 2**24, 2**4, 2**20
 LossFunction = Callable[[LanguageModel, Tensor, float, int, int], tuple[Tensor, Tensor, Tensor]]
 
 
@@ -148,8 +149,8 @@ def _token_loss(
 class _ChunkedCrossEntropy(torch.autograd.Function):
     """Takes each chunk's gradients while its scores are there, so that they need not be kept or made again.
 
-    Holds one chunk of scores and two gradients of the output layer, whatever the size of the batch. Measured with 32 k
-    tokens and 2048 predictions: about half the memory of the direct way, and a quarter to a third more time.
+    Scores that stay in the caches are quick to go through: 4096 predictions of 4096 tokens from 64 features take 72 ms
+    instead of 140 in float32, and 47 instead of 161 in bfloat16, forward and backward (two cores).
     """
 
     @staticmethod
@@ -164,23 +165,32 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         with_gradients: bool,
     ) -> tuple[Tensor, Tensor]:
         """Sum the loss and the right answers over all chunks, and their gradients if they will be asked for."""
-        feature_gradients, weight_gradient = [], torch.zeros_like(weight_VC)
-        loss_sum, num_correct = features_NC.new_zeros(()), targets_N.new_zeros(())
+        kind = features_NC.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else features_NC.dtype
+        matrix_VC, weight_gradient = weight_VC.to(dtype), torch.zeros_like(weight_VC)
+        feature_gradients = torch.empty_like(features_NC)
+        loss_sum, num_correct = weight_VC.new_zeros(()), targets_N.new_zeros(())
         for start in range(0, len(targets_N), rows):
-            features, targets = features_NC[start : start + rows], targets_N[start : start + rows]
+            features, targets = features_NC[start : start + rows].to(dtype), targets_N[start : start + rows]
             stop = start + len(targets)
             ranked = num_ranked * stop // len(targets_N) - num_ranked * start // len(targets_N)
-            with torch.set_grad_enabled(with_gradients):
-                inputs = features.detach().requires_grad_(), weight_VC.detach().requires_grad_()
-                chunk_sum, chunk_correct = _cross_entropy_sum(inputs[0], targets, inputs[1], label_smoothing, ranked)
+            logits = _whole(F.linear(features, matrix_VC))
+            num_correct += _count_right(logits, targets, ranked)
+            total = logits.logsumexp(dim=-1, keepdim=True)
+            losses = total - (1.0 - label_smoothing) * logits.gather(1, targets[:, None])
+            if label_smoothing:
+                losses -= label_smoothing * logits.mean(dim=-1, keepdim=True)
+            loss_sum += losses.sum()
             if with_gradients:
-                feature_gradient, chunk_weight_gradient = torch.autograd.grad(chunk_sum, inputs)
-                feature_gradients.append(feature_gradient)
-                weight_gradient += chunk_weight_gradient
-            loss_sum += chunk_sum.detach()
-            num_correct += chunk_correct
+                gradient = logits.sub_(total).exp_()  # the shares of a softmax, less those that are wanted
+                if label_smoothing:
+                    gradient -= label_smoothing / gradient.shape[1]
+                gradient.scatter_add_(1, targets[:, None], torch.full_like(total, label_smoothing - 1.0))
+                halved = gradient.to(dtype)
+                feature_gradients[start:stop] = halved @ matrix_VC
+                weight_gradient += halved.mT @ features
         if with_gradients:
-            ctx.save_for_backward(torch.cat(feature_gradients), weight_gradient)
+            ctx.save_for_backward(feature_gradients, weight_gradient)
         return loss_sum, num_correct
 
     @staticmethod
@@ -193,11 +203,19 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 def _cross_entropy_sum(
     features_NC: Tensor, targets_N: Tensor, weight_VC: Tensor, label_smoothing: float, num_ranked: int
 ) -> tuple[Tensor, Tensor]:
-    logits_NV = F.linear(features_NC, weight_VC)
-    logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+    logits_NV = _whole(F.linear(features_NC, weight_VC))
     loss_sum = F.cross_entropy(logits_NV, targets_N, reduction="sum", label_smoothing=label_smoothing)
+    return loss_sum, _count_right(logits_NV.detach(), targets_N, num_ranked)
+
+
+def _whole(logits: Tensor) -> Tensor:
+    """At least in float32."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _count_right(logits_NV: Tensor, targets_N: Tensor, num_ranked: int) -> Tensor:
     ranked = _spread(num_ranked, targets_N)
-    return loss_sum, (logits_NV.detach()[ranked].argmax(dim=-1) == targets_N[ranked]).sum()
+    return (logits_NV[ranked].argmax(dim=-1) == targets_N[ranked]).sum()
 
 
 def _embedding_loss(
@@ -244,8 +262,11 @@ def _spread(count: int, targets_N: Tensor) -> Tensor | slice:
 
 def _rows_at_once(num_targets: int, weight_VC: Tensor) -> int:
     """How many predictions' scores may be made at once."""
-    most = MOST_SCORES_AT_ONCE * (_MORE_ON_A_GPU if weight_VC.is_cuda else 1)
-    return min(num_targets, max(1, most // weight_VC.shape[0]))
+    num_tokens, num_features = weight_VC.shape
+    if weight_VC.is_cuda:
+        return min(num_targets, max(1, MOST_SCORES_AT_ONCE * _MORE_ON_A_GPU // num_tokens))
+    in_caches = max(_SCORES_IN_CACHES // num_tokens, num_features)
+    return min(num_targets, in_caches, max(1, MOST_SCORES_AT_ONCE // num_tokens))
 
 
 def to_device(windows: Int64Array, device: torch.device) -> Tensor:

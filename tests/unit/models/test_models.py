@@ -127,14 +127,14 @@ def test_scores_in_chunks_change_no_figure_and_are_never_whole(monkeypatch: pyte
     expected = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
     sizes = []
-    original = objectives._cross_entropy_sum
+    original = objectives._count_right
 
-    def observe(features, *others):
-        sizes.append(len(features))
-        return original(features, *others)
+    def observe(logits, *others):
+        sizes.append(len(logits))
+        return original(logits, *others)
 
     monkeypatch.setattr(objectives, "MOST_SCORES_AT_ONCE", 7 * VOCABULARY)
-    monkeypatch.setattr(objectives, "_cross_entropy_sum", observe)
+    monkeypatch.setattr(objectives, "_count_right", observe)
     chunked = batch_loss(model, batch, 0.1)
     chunked.loss.backward()
     assert max(sizes) == 7
@@ -142,6 +142,21 @@ def test_scores_in_chunks_change_no_figure_and_are_never_whole(monkeypatch: pyte
     assert chunked.num_correct == whole.num_correct
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         assert torch.allclose(parameter.grad, gradient, atol=1e-6)
+
+
+def test_scores_in_chunks_are_near_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = make("attention"), windows(rows=5)
+    losses = []
+    for at_once in (objectives.MOST_SCORES_AT_ONCE, 7 * VOCABULARY):
+        monkeypatch.setattr(objectives, "MOST_SCORES_AT_ONCE", at_once)
+        with torch.autocast("cpu", torch.bfloat16):
+            losses.append(batch_loss(model, batch).loss)
+    assert all(loss.dtype == torch.float32 for loss in losses)
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
+    gradients = [torch.autograd.grad(loss, list(model.parameters())) for loss in losses]
+    for whole, chunked in zip(*gradients, strict=True):
+        assert chunked.dtype == torch.float32
+        assert (whole - chunked).norm() <= 0.02 * whole.norm()
 
 
 @pytest.mark.parametrize("architecture", ["lstm", "attention", "rnn"])
