@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparklm.models.network import LanguageModel, cosines
+from sparklm.models.on_cpu import whole
 from sparklm.models.shape import Objective
 from sparklm.text.windows import Int64Array
 
@@ -174,7 +175,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             features, targets = features_NC[start : start + rows].to(dtype), targets_N[start : start + rows]
             stop = start + len(targets)
             ranked = num_ranked * stop // len(targets_N) - num_ranked * start // len(targets_N)
-            logits = _whole(F.linear(features, matrix_VC))
+            logits = whole(F.linear(features, matrix_VC))
             num_correct += _count_right(logits, targets, ranked)
             total = logits.logsumexp(dim=-1, keepdim=True)
             losses = total - (1.0 - label_smoothing) * logits.gather(1, targets[:, None])
@@ -203,14 +204,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 def _cross_entropy_sum(
     features_NC: Tensor, targets_N: Tensor, weight_VC: Tensor, label_smoothing: float, num_ranked: int
 ) -> tuple[Tensor, Tensor]:
-    logits_NV = _whole(F.linear(features_NC, weight_VC))
+    logits_NV = whole(F.linear(features_NC, weight_VC))
     loss_sum = F.cross_entropy(logits_NV, targets_N, reduction="sum", label_smoothing=label_smoothing)
     return loss_sum, _count_right(logits_NV.detach(), targets_N, num_ranked)
-
-
-def _whole(logits: Tensor) -> Tensor:
-    """At least in float32."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _count_right(logits_NV: Tensor, targets_N: Tensor, num_ranked: int) -> Tensor:
