@@ -1,4 +1,4 @@
-"""Causal attention, by the kernel that is quickest where the network is.
+"""Causal attention of every network: by torch's kernel, or on a CPU in half precision by what is quicker.
 
 Shapes: B batch, H heads, K key/value heads, T time, D head size.
 """
@@ -11,15 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparklm.models import flex, on_cpu
+from sparklm.models import on_cpu
 from sparklm.models.cache import mask_after_cache
 
 
 def attend(query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, *, dropout: float = 0.0) -> Tensor:
     """Let every position look at itself and the ones before it; there may be more keys, of a cache, than queries."""
-    is_grouped = query_BHTD.shape[1] != key_BKTD.shape[1]
-    if not dropout and flex.is_fitting(query_BHTD, key_BKTD):
-        return flex.causal_attention(query_BHTD, key_BKTD, value_BKTD, is_grouped=is_grouped)
     if not dropout and on_cpu.is_fitting(query_BHTD, key_BKTD):
         return on_cpu.attend(query_BHTD, key_BKTD, value_BKTD)
     num_queries, num_keys, is_on_cpu = query_BHTD.shape[2], key_BKTD.shape[2], query_BHTD.device.type == "cpu"
@@ -33,5 +30,5 @@ def attend(query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, *, dropout:
             attn_mask=mask_after_cache(num_queries, num_keys, query_BHTD.device),
             is_causal=num_queries == num_keys,
             dropout_p=dropout,
-            enable_gqa=is_grouped,
+            enable_gqa=query_BHTD.shape[1] != key_BKTD.shape[1],
         )

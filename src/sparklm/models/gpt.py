@@ -81,7 +81,11 @@ class Attention(nn.Module):
         if cache is not None:
             key_BKTD, value_BKTD = cache.extend(self.layer, key_BKTD, value_BKTD)
         dropout = self.dropout if self.training else 0.0
-        mixed_BHTD = attend(query_BHTD, key_BKTD, value_BKTD, dropout=dropout)
+        if not dropout and flex.is_fitting(query_BHTD, key_BKTD):
+            is_grouped = self.num_kv_heads != self.num_heads
+            mixed_BHTD = flex.causal_attention(query_BHTD, key_BKTD, value_BKTD, is_grouped=is_grouped)
+        else:
+            mixed_BHTD = attend(query_BHTD, key_BKTD, value_BKTD, dropout=dropout)
         return apply_layer(self.o_proj, mixed_BHTD.transpose(1, 2).flatten(2))
 
     def _make_heads(self, x_BTC: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
