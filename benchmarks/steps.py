@@ -64,9 +64,11 @@ def compare(preset: str, corpus: str | None, steps: int, repeats: int) -> Compar
 
         def bare_steps() -> None:
             for step in range(steps):
-                optimizer.zero_grad()
+                for part in optimizer.parts:  # as torch does it
+                    part.zero_grad()
                 bare_loss(theirs.model, torch.from_numpy(theirs.read(step))).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
+                for part in optimizer.parts:
+                    part.step()
 
         def our_steps() -> None:
             seconds_of(steps, step_of(ours))

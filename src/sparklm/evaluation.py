@@ -105,8 +105,7 @@ def tally_windows(
             tally.count(scored)
             if on_batch is not None:
                 on_batch()
-    tally.add_sums(sums.tolist())
-    return tally
+    return tally.with_sums(sums.tolist())
 
 
 def evaluate_corpus(trained: TrainedModel, data: DataConfig, placement: Placement) -> CorpusEvaluation:

@@ -14,22 +14,34 @@ from sparklm.models.shape import ModelShape
 class TokenEmbedding(nn.Module):
     """Looks up each token's vector and adds its position's, sinusoidal or learned, where the network wants that."""
 
+    sinusoids: Tensor | None  # of the places that `reserve` was asked for
+
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.tokens = nn.Embedding(shape.vocab_size, shape.embedding_size)
         self.tokens.weight.requires_grad = not shape.freeze_embeddings
         self.places = nn.Embedding(shape.context_length, shape.embedding_size) if shape.positions == "learned" else None
         self.is_sinusoidal = shape.positions == "sinusoidal"
+        self.register_buffer("sinusoids", None, persistent=False)
         self.dropout = nn.Dropout(shape.dropout)
+
+    def reserve(self, length: int) -> None:
+        """Have the sinusoids of at least so many places."""
+        weight_VE = self.tokens.weight
+        if not self.is_sinusoidal or (self.sinusoids is not None and len(self.sinusoids) >= length):
+            return
+        with torch.inference_mode(False):  # whoever asks first; training may be next
+            self.sinusoids = sinusoids(torch.arange(2 * length, device=weight_VE.device), weight_VE.shape[1])
 
     def forward(self, tokens_BT: Tensor, start: int = 0) -> Tensor:
         """Embed tokens of which the first stands at place `start`."""
         x_BTE = self.tokens(tokens_BT)
-        places_T = torch.arange(start, start + tokens_BT.shape[1], device=tokens_BT.device)
+        stop = start + tokens_BT.shape[1]
         if self.places is not None:
-            x_BTE = x_BTE + self.places(places_T)
+            x_BTE = x_BTE + self.places(torch.arange(start, stop, device=tokens_BT.device))
         if self.is_sinusoidal:
-            x_BTE = x_BTE + sinusoids(places_T, x_BTE.shape[-1]).to(x_BTE.dtype)
+            self.reserve(stop)
+            x_BTE = x_BTE + self.sinusoids[start:stop].to(x_BTE.dtype)  # type: ignore[index]
         return self.dropout(x_BTE)  # type: ignore[no-any-return]
 
 

@@ -111,6 +111,10 @@ class EmbeddedModel(LanguageModel):
         """The output layer's matrix, which may be the embeddings."""
         return self.token_embeddings if self.output is None else self.output.weight
 
+    def reserve(self, length: int) -> None:
+        """Compute the vectors of so many places."""
+        self.embedding.reserve(length)
+
     def predicted_embeddings(self, features: Tensor) -> Tensor:
         """Turn features into the embedding expected next."""
         return features if self.output is None else self.output(features)

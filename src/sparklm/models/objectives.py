@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparklm.models.network import LanguageModel, cosines
+from sparklm.models.network import LanguageModel
 from sparklm.models.on_cpu import whole
 from sparklm.models.shape import Objective
 from sparklm.text.windows import Int64Array
@@ -45,6 +45,9 @@ class BatchLoss:
     @property
     def sums(self) -> Tensor:
         """The sum of the losses, of the right and of the nearest, as one small tensor on the device."""
+        if not self.loss.is_cuda:  # the same, in half the time
+            loss, correct, nearest = self.loss.item(), self.num_correct.item(), self.num_nearest.item()
+            return torch.tensor((loss * self.num_targets, correct, nearest), dtype=torch.float64)
         loss_sum = self.loss.detach().double() * self.num_targets
         return torch.stack((loss_sum, self.num_correct.double(), self.num_nearest.double()))
 
@@ -66,11 +69,10 @@ class Tally:
         self.judged += batch.num_judged
         self.ranked += batch.num_ranked
 
-    def add_sums(self, sums: Sequence[float]) -> None:
-        """Add what was read from the device."""
-        self.loss_sum += sums[0]
-        self.correct += int(sums[1])
-        self.nearest += int(sums[2])
+    def with_sums(self, sums: Sequence[float]) -> Tally:
+        """The tally of the batches that were counted, with what was read from the device."""
+        loss_sum, correct, nearest = sums
+        return Tally(loss_sum, int(correct), int(nearest), self.targets, self.judged, self.ranked)
 
     @property
     def loss(self) -> float:
@@ -237,14 +239,15 @@ def _embedding_loss(
     if num_ranked == 0:
         return loss, num_correct, torch.zeros_like(num_correct)
     ranked = _spread(num_ranked, targets_N)
-    num_nearest = _count_nearest(predicted_NE.detach()[ranked], targets_N[ranked], embeddings_VE)
+    num_nearest = _count_nearest(predicted_NE.detach()[ranked], targets_N[ranked], embeddings_VE.detach())
     return loss, num_correct, num_nearest
 
 
 def _count_nearest(predicted_NE: Tensor, targets_N: Tensor, embeddings_VE: Tensor) -> Tensor:
     """Count the predictions whose nearest embedding, by cosine, is that of the true token."""
     rows = _rows_at_once(targets_N.numel(), embeddings_VE)
-    nearest = [cosines(chunk, embeddings_VE).argmax(dim=-1) for chunk in torch.split(predicted_NE, rows)]
+    lengths_V = torch.linalg.vector_norm(embeddings_VE, dim=-1).clamp_min(1e-12)
+    nearest = [(chunk @ embeddings_VE.mT).div_(lengths_V).argmax(dim=-1) for chunk in torch.split(predicted_NE, rows)]
     return (torch.cat(nearest) == targets_N).sum()
 
 

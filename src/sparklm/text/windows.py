@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 Int64Array = npt.NDArray[np.int64]
 _FEISTEL_ROUNDS = 4
-_SMALL_EPOCH = 2**16  # windows whose order is kept: half a megabyte
+_BLOCK = 2**12  # windows whose order is computed at once
 
 
 class Windows:
@@ -83,10 +83,16 @@ def permute(places: Int64Array, size: int, key: int) -> Int64Array:
     return shuffled.astype(np.int64)
 
 
+def _permute_in_blocks(places: Int64Array, size: int, key: int) -> Int64Array:
+    """`permute` for consecutive places. For those of a small step alone it would take 0.3 ms, as it does for many."""
+    first, last = int(places[0]) // _BLOCK, int(places[-1]) // _BLOCK
+    blocks = np.concatenate([_permuted_block(block, size, key) for block in range(first, last + 1)])
+    return blocks[places - first * _BLOCK]
+
+
 @lru_cache(maxsize=4)
-def _whole_order(size: int, key: int) -> Int64Array:
-    """The permutation of a small epoch, made once: done anew for a few windows at a time, it takes 0.3 ms of a step."""
-    return permute(np.arange(size, dtype=np.int64), size, key)
+def _permuted_block(block: int, size: int, key: int) -> Int64Array:
+    return permute(np.arange(block * _BLOCK, min((block + 1) * _BLOCK, size), dtype=np.int64), size, key)
 
 
 def derive_seed(seed: int, *parts: int) -> int:
@@ -155,10 +161,7 @@ class WindowPlan:
         for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
             here = epochs == epoch
             key = derive_seed(self.seed, epoch)
-            if self.num_windows <= _SMALL_EPOCH:
-                chosen[here] = _whole_order(self.num_windows, key)[places[here]]
-            else:
-                chosen[here] = permute(places[here], self.num_windows, key)
+            chosen[here] = _permute_in_blocks(places[here], self.num_windows, key)
         return chosen
 
 

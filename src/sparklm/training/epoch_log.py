@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 
 from pydantic import BaseModel, ConfigDict
 
@@ -23,7 +24,8 @@ _MOST_PASSED_ON = 50  # evaluations that go with every sign of progress
 _NO_GRADIENT_YET = 1e308  # larger than any; JSON has no infinity
 
 
-class EpochTotals(BaseModel):
+@dataclass(kw_only=True)
+class EpochTotals:
     """Sums over the steps of an epoch so far; part of every checkpoint, so that a resumed epoch is counted whole."""
 
     steps: int = 0
@@ -45,7 +47,7 @@ class EpochTotals(BaseModel):
     exchanged_bytes: int = 0
     seconds: float = 0.0
     cpu_seconds: float = 0.0
-    phases: dict[Phase, float] = {}  # seconds
+    phases: dict[Phase, float] = field(default_factory=dict)  # seconds
 
     def add_batch(self, tally: Tally, tokens: int) -> None:
         """Count the batch of a step, and what was right in it."""
@@ -82,7 +84,9 @@ class EpochTotals(BaseModel):
         of_first = {name: getattr(replicas[0], name) for name in ("learning_rate", "last_loss", "last_gradient_norm")}
         others = {*of_first, "gradient_max", "gradient_min", "seconds", "exchanged_bytes", "phases"}
         summed = {
-            name: sum(getattr(totals, name) for totals in replicas) for name in cls.model_fields if name not in others
+            each.name: sum(getattr(totals, each.name) for totals in replicas)
+            for each in fields(cls)
+            if each.name not in others
         }
         phases = add_phases([totals.phases for totals in replicas])
         seconds = [totals.seconds for totals in replicas]

@@ -49,7 +49,7 @@ class OptimizerKind:
 def _sgd(named: Mapping[str, nn.Parameter], training: TrainingConfig, **options: Any) -> list[torch.optim.Optimizer]:
     from torch.optim import SGD
 
-    return [SGD(_groups(named.values(), training), lr=training.learning_rate, **options)]
+    return [SGD(_groups(named.values(), training), lr=training.learning_rate, fused=True, **options)]
 
 
 def _nesterov(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> list[torch.optim.Optimizer]:
@@ -177,8 +177,9 @@ class Optimizers:
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
-        for part in self.parts:
-            part.zero_grad()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
     def schedule(self, step: int, total_steps: int, training: TrainingConfig) -> float:
         """Set rates, momentum and decay to those of a step; returns the rate of the matrices."""

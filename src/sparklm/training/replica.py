@@ -7,7 +7,6 @@ the same bits, as long as the number of threads is the same.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import statistics
@@ -211,14 +210,14 @@ class Replica:
 
     def _accumulate_gradients(self, windows: Tensor, *, is_logged: bool) -> tuple[Tally, Tensor]:
         """Add up the gradients of a step's batches; the sums of the tally are still on the device."""
-        training, tally, sums = self.config.training, Tally(), torch.zeros(3, dtype=torch.float64, device=self.device)
-        for part in torch.split(windows, training.batch_size):
+        training, tally, sums = self.config.training, Tally(), list[Tensor]()
+        for part in torch.split(windows, training.batch_size) if len(windows) > training.batch_size else (windows,):
             batch = self._loss.of_step(self.model, part, training.label_smoothing, is_logged=is_logged)
             loss = batch.loss if len(part) == len(windows) else batch.loss * (len(part) / len(windows))
             loss.backward()  # type: ignore[no-untyped-call]
-            sums += batch.sums
+            sums.append(batch.sums)
             tally.count(batch)
-        return tally, sums
+        return tally, sums[0] if len(sums) == 1 else torch.stack(sums).sum(dim=0)
 
     def _clip(self) -> Tensor:
         """Shorten the gradient if it is too long; returns the norm that it had."""
@@ -230,9 +229,8 @@ class Replica:
 
     def _count_batch(self, targets: Tally, sums: Tensor) -> None:
         def count(values: Sequence[float]) -> None:
-            tally = dataclasses.replace(targets)
-            tally.add_sums(values)
-            self.log.totals.add_batch(tally, tokens=self.plan.batch_size * self.config.data.window_size)
+            tokens = self.plan.batch_size * self.config.data.window_size
+            self.log.totals.add_batch(targets.with_sums(values), tokens=tokens)
 
         self._figures.send(sums, count)
 
