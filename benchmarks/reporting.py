@@ -53,11 +53,13 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def spread(values: Sequence[float], form: str = ",.3g") -> str:
     """The median of some values, and the lowest and highest.
 
-    >>> spread([3.0, 1.0, 2.0])
-    '2 (1 to 3)'
+    >>> spread([3.0, 1.0, 2440.4])
+    '3 (1 to 2,440)'
     """
-    middle = statistics.median(values)
-    return f"{middle:{form}} ({min(values):{form}} to {max(values):{form}})"
+    middle, lowest, highest = (
+        f"{value:{',.0f' if value >= 1000 else form}}" for value in (statistics.median(values), min(values), max(values))
+    )
+    return f"{middle} ({lowest} to {highest})"
 
 
 def machine() -> str:
