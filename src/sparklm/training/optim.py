@@ -6,10 +6,12 @@ is made.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sparklm.training.schedule import muon_momentum, rate_factor
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 _VECTOR_RATE, _WIDTH_OF_RATES, _TOKENS_OF_RATE = 0.25, 768, 16_384
 _OF_SGD = {"learning_rate": 0.1, "weight_decay": 0.0, "momentum": 0.9}
 _OF_ADAM = {"learning_rate": 1e-3, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95}
+_TOLD = "__dynamo_disable"  # where torch keeps a function as its compiler is to leave it
 _OUTPUTS = ("lm_head", "output")  # parts of the names of output layers,
 _ENDS = ("embed", *_OUTPUTS)  # and of the matrices at a network's two ends
 
@@ -167,13 +170,18 @@ class Optimizers:
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer], can_be_recorded: bool = False) -> None:
         self.parts, self.can_be_recorded = parts, can_be_recorded
+        # What torch has around a step loads its compiler, in a second, and takes 40 µs of every step.
+        self._steps = [partial(inspect.unwrap(type(part).step), part) for part in parts]
         self.param_groups: list[dict[str, Any]] = [group for part in parts for group in part.param_groups]
         self._highest_rates = [float(group["lr"]) for group in self.param_groups]
 
     def step(self) -> None:
         """Update all weights."""
-        for part in self.parts:
-            part.step()
+        import torch
+
+        with torch.no_grad():
+            for step in self._steps:
+                step()
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -240,9 +248,19 @@ def _set_dial(group: dict[str, Any], name: str, value: float) -> None:
 
 def build_optimizer(model: nn.Module, training: TrainingConfig) -> Optimizers:
     """Make the optimizer that the settings name, for the parameters that learn."""
+    _keep_compiler_away()
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     kind = OPTIMIZERS[training.optimizer]
     return Optimizers(kind.build(named, training), kind.can_be_recorded)
+
+
+def _keep_compiler_away() -> None:
+    """Have optimizers made without torch's compiler, which is loaded in a second and told to leave this alone."""
+    from torch.optim import Optimizer
+
+    add = inspect.unwrap(Optimizer.add_param_group)
+    if not hasattr(add, _TOLD):
+        setattr(add, _TOLD, add)
 
 
 def _groups(parameters: Iterable[nn.Parameter], training: TrainingConfig) -> list[dict[str, Any]]:
