@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import re
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
@@ -49,6 +51,14 @@ def apart(work: Callable[Parameters, Result], *arguments: Parameters.args, **nam
     """The result of some work in a new process, which is gone afterwards."""
     with ProcessPoolExecutor(1, mp_context=SPAWN) as pool:
         return pool.submit(work, *arguments, **named).result()
+
+
+def train_by_command(run: Path, *arguments: str) -> None:
+    """Train by a command of its own; should it fail, end with its last words."""
+    command = [sys.executable, "-m", "sparklm", "train", "--run", str(run), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(arguments)}: {done.stderr.strip().splitlines()[-1]}")
 
 
 class Comparison(BaseModel):

@@ -11,14 +11,13 @@ validation text, or whose words are not all of the text.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from measuring import training_seconds
+from measuring import train_by_command, training_seconds
 from reporting import machine, make_parser, markdown, publish
 
 from sparklm.storage import Folder
@@ -46,11 +45,8 @@ class Trained:
 def train(texts: Path, run: Path, *arguments: str) -> Trained:
     """Train by a command of its own."""
     began = time.monotonic()
-    places = (str(texts / "train"), "--validation", str(texts / "validation"), "--run", str(run))
-    command = [sys.executable, "-m", "sparklm", "train", *places, "--master", "none", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(arguments)}: {done.stderr.strip().splitlines()[-1]}")
+    places = (str(texts / "train"), "--validation", str(texts / "validation"))
+    train_by_command(run, *places, "--master", "none", *arguments)
     records = read_metrics(Folder(str(run)))
     last, read = records[-1], read_run(Folder(str(run)))
     assert last.BitsPerByte is not None

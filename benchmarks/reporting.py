@@ -56,9 +56,8 @@ def spread(values: Sequence[float], form: str = ",.3g") -> str:
     >>> spread([3.0, 1.0, 2440.4])
     '3 (1 to 2,440)'
     """
-    middle, lowest, highest = (
-        f"{value:{',.0f' if value >= 1000 else form}}" for value in (statistics.median(values), min(values), max(values))
-    )
+    three = statistics.median(values), min(values), max(values)
+    middle, lowest, highest = (f"{value:{',.0f' if value >= 1000 else form}}" for value in three)
     return f"{middle} ({lowest} to {highest})"
 
 

@@ -8,12 +8,11 @@ Spark a session is started. When a step ended is in steps.jsonl. The ways take t
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
+from measuring import train_by_command
 from reporting import machine, make_parser, markdown, publish, spread
 
 from sparklm.training.records import StepRecord
@@ -27,10 +26,7 @@ def seconds_to_first_step(master: str, run: Path) -> float:
     settings = (f"training.max_steps={_STEPS}", "output.log_every_steps=1")
     changes = [part for setting in settings for part in ("--set", setting)]
     began = time.time()
-    command = [sys.executable, "-m", "sparklm", "train", "--master", master, "--run", str(run), *changes]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise SystemExit(f"--master {master}: {done.stderr.strip().splitlines()[-1]}")
+    train_by_command(run, "--master", master, *changes)
     first = StepRecord.model_validate_json((run / "steps.jsonl").read_text().splitlines()[0])
     return first.time - began
 
