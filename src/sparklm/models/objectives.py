@@ -121,8 +121,9 @@ def loss_and_counts(
     inputs_BT, targets_BT = windows[:, :-1], windows[:, 1:]
     features_BTC = model.features(inputs_BT)
     if model.shape.predicts_last_only:
-        features_BTC, targets_BT = features_BTC[:, -1:], targets_BT[:, -1:]
-    features_NC, targets_N = features_BTC.flatten(0, 1), targets_BT.flatten()
+        features_NC, targets_N = features_BTC[:, -1], targets_BT[:, -1]
+    else:
+        features_NC, targets_N = features_BTC.flatten(0, 1), targets_BT.flatten()
     if model.shape.predicts_embedding:
         predicted_NE = model.predicted_embeddings(features_NC)
         embeddings_VE, objective = model.token_embeddings, model.shape.objective

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Literal
 
 import psutil
@@ -52,12 +52,13 @@ def has_fast_bfloat16() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-@contextmanager
-def deterministic_kernels(device: torch.device, wanted: bool) -> Iterator[None]:
+def deterministic_kernels(device: torch.device, wanted: bool) -> AbstractContextManager[None]:
     """Have a GPU add numbers up in the same order every time. A CPU always does."""
-    if device.type != "cuda" or not wanted:
-        yield
-        return
+    return _deterministic_gpu() if device.type == "cuda" and wanted else nullcontext()
+
+
+@contextmanager
+def _deterministic_gpu() -> Iterator[None]:
     import torch._inductor.config
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as cuBLAS wants it, before it is first used

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,3 +64,43 @@ def test_label_smoothing_is_for_training_only(corpus_file: Path, tmp_path: Path)
     (plain,) = run_job(tiny_config(corpus_file, "training.max_steps=1"), tmp_path / "plain").records
     assert record.TrainingLoss != plain.TrainingLoss
     assert record.ValidationLoss == pytest.approx(plain.ValidationLoss, abs=0.1)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "nesterov", "adam", "adamw"])
+def test_a_step_is_that_of_torch(kind: str) -> None:
+    training = TrainingConfig.model_validate({"optimizer": kind, "learning_rate": 0.01})
+    weights = []
+    for is_ours in (True, False):
+        model = nn.Linear(3, 2)
+        for parameter in model.parameters():
+            nn.init.ones_(parameter)
+        optimizer = build_optimizer(model, training)
+        for number in range(3):
+            for parameter in model.parameters():
+                parameter.grad = torch.linspace(-1.0, 1.0 + number, parameter.numel()).view_as(parameter)
+            for step in [optimizer.step] if is_ours else [part.step for part in optimizer.parts]:
+                step()
+        weights.append(model.weight.detach())
+    assert torch.equal(*weights)
+
+
+WITHOUT_COMPILER = """
+import sys
+from torch import nn, ones
+from sparklm.config import TrainingConfig
+from sparklm.training.optim import build_optimizer
+for kind in sys.argv[1:]:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    optimizer = build_optimizer(model, TrainingConfig.model_validate({"optimizer": kind}))
+    model(ones(1, 3)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    assert not any(parameter.grad is not None for parameter in model.parameters())
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_optimizers_do_not_load_the_compiler_of_torch() -> None:
+    command = [sys.executable, "-c", WITHOUT_COMPILER, "sgd", "nesterov", "adam", "adamw", "muon"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "False"
