@@ -100,6 +100,7 @@ print("torch._dynamo" in sys.modules)
 """
 
 
+@pytest.mark.process
 def test_optimizers_do_not_load_the_compiler_of_torch() -> None:
     command = [sys.executable, "-c", WITHOUT_COMPILER, "sgd", "nesterov", "adam", "adamw", "muon"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
