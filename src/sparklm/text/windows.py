@@ -84,7 +84,7 @@ def permute(places: Int64Array, size: int, key: int) -> Int64Array:
 
 
 def _permute_in_blocks(places: Int64Array, size: int, key: int) -> Int64Array:
-    """`permute` for consecutive places. For those of a small step alone it would take 0.3 ms, as it does for many."""
+    """`permute` for consecutive places: for the few of a small step alone it would take as long as for hundreds."""
     first, last = int(places[0]) // _BLOCK, int(places[-1]) // _BLOCK
     blocks = np.concatenate([_permuted_block(block, size, key) for block in range(first, last + 1)])
     return blocks[places - first * _BLOCK]
