@@ -203,9 +203,10 @@ def fit(runs: Sequence[MeasuredRun], large: Sequence[MeasuredRun]) -> tuple[Law,
     def law(place: npt.NDArray[np.float64]) -> Law:
         return Law(**dict(zip(names, np.exp(place).tolist(), strict=True)))
 
+    known = [*((run, NOISE) for run in runs), *((run, NOISE_OF_LARGE_RUNS) for run in large)]
+
     def misses(place: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         there = law(place)
-        known = [*((run, NOISE) for run in runs), *((run, NOISE_OF_LARGE_RUNS) for run in large)]
         relative = [math.log(there.bits_per_byte(run.training) / run.bits_per_byte) / noise for run, noise in known]
         return np.concatenate([relative, (place - middles) / spreads])
 

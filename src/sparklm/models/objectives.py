@@ -245,7 +245,10 @@ def _embedding_loss(
 
 
 def _count_nearest(predicted_NE: Tensor, targets_N: Tensor, embeddings_VE: Tensor) -> Tensor:
-    """Count the predictions whose nearest embedding, by cosine, is that of the true token."""
+    """Count the predictions whose nearest embedding, by cosine, is that of the true token.
+
+    Unlike `cosines` it leaves out the predictions' own lengths, which change no rank.
+    """
     rows = _rows_at_once(targets_N.numel(), embeddings_VE)
     lengths_V = torch.linalg.vector_norm(embeddings_VE, dim=-1).clamp_min(1e-12)
     nearest = [(chunk @ embeddings_VE.mT).div_(lengths_V).argmax(dim=-1) for chunk in torch.split(predicted_NE, rows)]

@@ -84,7 +84,7 @@ class Fits(BaseModel):
 
     model_config = ConfigDict(frozen=True)
     law: Law
-    error: float  # of the law on these runs: the root of the mean square of relative errors
+    error: float  # of the law on the small ones of these runs: the root of the mean square of relative errors
     bytes_per_token: dict[int, float]  # of vocabularies learned by BPE
     runs: list[MeasuredRun]
 

@@ -217,7 +217,7 @@ class Replica:
             loss.backward()  # type: ignore[no-untyped-call]
             sums.append(batch.sums)
             tally.count(batch)
-        return tally, sums[0] if len(sums) == 1 else torch.stack(sums).sum(dim=0)
+        return tally, sum(sums[1:], sums[0])
 
     def _clip(self) -> Tensor:
         """Shorten the gradient if it is too long; returns the norm that it had."""
