@@ -29,7 +29,7 @@ from sparklm.models.model_zip import TrainedModel, load_model
 from sparklm.models.shape import check_embeddings
 from sparklm.placement.protocol import Placement, turns_of
 from sparklm.placement.start import Start
-from sparklm.planning.decide import chooses_sizes, describe_length, plan_training, set_length
+from sparklm.planning.decide import chooses_sizes, describe_length, plan_training, set_length, steps_in
 from sparklm.planning.decide import describe as describe_plan
 from sparklm.planning.measure import MEASURING
 from sparklm.planning.retime import Retiming
@@ -77,7 +77,6 @@ from sparklm.training.stopping import StopRequest
 from sparklm.training.tasks import MeasureOrder, ModelOrder, measure_steps, write_model_task
 from sparklm.wording import amount, count, duration, size
 
-_SHARE_OF_STEPS = 0.9  # of a training's time; the rest is for evaluations, checkpoints and starting tasks
 _MADE_BY_TRAINING = (METRICS, STEPS, EVALUATIONS, SAMPLES, TASKS, CHECKPOINTS, PROGRESS, "tensorboard")
 TEXTS = "texts.jsonl"  # texts that were given as such
 _OWN_DATASET = "dataset"  # in the run folder, where the run made it itself
@@ -366,7 +365,7 @@ def _limit_time(run: Run, plan: WindowPlan, dataset: Dataset, placement: Placeme
     seconds = turns_of(replicas, placement) * max(answer.seconds for answer in answers)
     limit, room = run.config.training.max_minutes, math.inf
     if limit is not None:
-        room = max(1, int(60 * limit * _SHARE_OF_STEPS / seconds))
+        room = steps_in(60 * limit, run.config, plan, dataset, seconds)
         watcher.note(f"a step takes {seconds:.3g} s here: {duration(60 * limit)} have room for {room:,}")
     if run.planned is not None:
         run = set_length(run, plan, dataset, seconds, time.monotonic() - came)

@@ -157,16 +157,11 @@ def set_length(run: Run, plan: WindowPlan, dataset: Dataset, step_seconds: float
     assert planned is not None, "called for runs that are planned"
     assert minutes is not None, "as they are planned for these"
     left = max(60 * minutes - elapsed, _SMALLEST_SHARE * 60 * minutes)
-    of_step = plan.global_batch_size * config.data.window_size
-    validation, tokens = len(dataset.validation), max(1, len(dataset.train))
-    share = evaluation_share(validation / tokens) + _SHARE_OF_SYNCS * (config.distributed.replicas > 1)
-    at_end = last_evaluation(validation, of_step, step_seconds) + FINISH_SECONDS
-    most = max(1, int((left - at_end) / (step_seconds * (1 + share))))
     expected: float | None = None
-    steps = most
+    steps = most = steps_in(left, config, plan, dataset, step_seconds)
     if planned.bits_per_byte is not None:
-        text = dataset.manifest.counts.text_bytes
-        token_bytes = text / (tokens + validation)
+        of_step, tokens = plan.global_batch_size * config.data.window_size, max(1, len(dataset.train))
+        token_bytes = dataset.manifest.counts.text_bytes / (tokens + len(dataset.validation))
 
         def loss(steps: int) -> float:
             training = Training(
@@ -197,6 +192,15 @@ def set_length(run: Run, plan: WindowPlan, dataset: Dataset, step_seconds: float
     figures = {"bits_per_byte": expected, "step_seconds": step_seconds, "fills_time": fills_time}
     planned = planned.model_copy(update=figures).with_settings(chosen)
     return run.model_copy(update={"config": config.with_training(**chosen), "planned": planned})
+
+
+def steps_in(seconds: float, config: Config, plan: WindowPlan, dataset: Dataset, step_seconds: float) -> int:
+    """The steps that some seconds have room for beside evaluations, syncs and the end; these get half at most."""
+    validation, of_step = len(dataset.validation), plan.global_batch_size * config.data.window_size
+    share = evaluation_share(validation / max(1, len(dataset.train)))
+    share += _SHARE_OF_SYNCS * (config.distributed.replicas > 1)
+    at_end = last_evaluation(validation, of_step, step_seconds) + FINISH_SECONDS
+    return max(1, int(max(seconds - at_end, seconds / 2) / (step_seconds * (1 + share))))
 
 
 def epochs_of(steps: int, plan: WindowPlan) -> int:

@@ -14,7 +14,7 @@ from sparklm.errors import UserError
 from sparklm.placement.in_process import InProcess
 from sparklm.placement.start import running
 from sparklm.planning import retime
-from sparklm.planning.decide import plan_training
+from sparklm.planning.decide import plan_training, steps_in
 from sparklm.storage import Folder
 from sparklm.text.shards import Dataset
 from sparklm.text.windows import WindowPlan
@@ -141,6 +141,16 @@ def test_the_new_length_is_that_of_the_time_left(finished_run: Path) -> None:
     plan = make_plan(run.config, dataset)
     assert retime.new_total(run, plan, dataset, step=100, seconds=10.0, left=1000.0) > 9000
     assert retime.new_total(run, plan, dataset, step=100, seconds=10.0, left=-5.0) == 125  # it must fall somehow
+
+
+def test_the_evaluation_at_the_end_has_its_time(finished_run: Path) -> None:
+    run = read(finished_run)
+    dataset = run.open_dataset()
+    plan = make_plan(run.config, dataset)
+    evaluation = 10.0 * len(dataset.validation) / (2 * plan.global_batch_size * run.config.data.window_size)
+    without, beside = (steps_in(1000.0 + more, run.config, plan, dataset, 10.0) for more in (0.0, evaluation))
+    assert 85 <= without < beside <= 100
+    assert steps_in(0.1, run.config, plan, dataset, step_seconds=1.0) == 1
 
 
 @pytest.mark.usefixtures("as_by_size")
