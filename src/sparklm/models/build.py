@@ -29,10 +29,7 @@ def build_model(
     if weights:
         model.load_state_dict(weights)
         return model
-    model.initialise(torch.Generator().manual_seed(seed))
-    if embeddings_VE is not None:
-        with torch.no_grad():
-            model.token_embeddings.copy_(embeddings_VE)
+    model.initialise(torch.Generator().manual_seed(seed), embeddings_VE)
     return model
 
 

@@ -21,6 +21,7 @@ from sparklm.models.attend import attend
 from sparklm.models.cache import Cache
 from sparklm.models.embedding import rotate, rotation_table
 from sparklm.models.gpt_decoding import GptDecoder, fits_twice
+from sparklm.models.nearby import COMMON, find_common, look_nearby
 from sparklm.models.network import Decoding, LanguageModel
 from sparklm.models.shape import ModelShape, Objective
 
@@ -260,8 +261,18 @@ class Gpt(LanguageModel):
         self.model.reserve(max(length, min(self.shape.context_length, few)))
 
     @torch.no_grad()
-    def initialise(self, generator: torch.Generator) -> None:
-        """Draw the first weights: matrices that keep a vector's length, and nothing where a layer adds to the stream.
+    def initialise(self, generator: torch.Generator, embeddings_VE: Tensor | None = None) -> None:
+        """Draw the first weights, and have half of the heads of each layer begin near by."""
+        super().initialise(generator, embeddings_VE)
+        common_C = find_common(self.token_embeddings)
+        if common_C is not None:
+            distances = list(range(1, 1 + (self.shape.num_heads + 1) // 2))
+            for layer in self.model.layers:
+                heads: Attention = layer.self_attn  # type: ignore[assignment]
+                look_nearby(heads.q_proj, heads.k_proj, common_C, distances, heads.head_size, self.shape.rope_base)
+
+    def _draw(self, generator: torch.Generator) -> None:
+        """Draw matrices that keep a vector's length, and nothing where a layer adds to the stream.
 
         So a network begins as if it had no layers, and all tokens are about equally likely.
         """
@@ -273,7 +284,9 @@ class Gpt(LanguageModel):
             elif name == "lm_head.weight":
                 parameter.normal_(0.0, 0.001, generator=generator)
             elif name.endswith("embed_tokens.weight"):
-                parameter.normal_(0.0, 0.02 if self.shape.tie_embeddings else 0.8, generator=generator)
+                size = 0.02 if self.shape.tie_embeddings else 0.8
+                parameter.normal_(0.0, size, generator=generator)
+                parameter[:, 0] = size * COMMON * parameter.shape[1] ** 0.5
             else:
                 parameter.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
 

@@ -18,10 +18,9 @@ class Lstm(Recurrent):
     def __init__(self, shape: ModelShape) -> None:
         super().__init__(shape, nn.LSTM)
 
-    @torch.no_grad()
-    def initialise(self, generator: torch.Generator) -> None:
+    def _draw(self, generator: torch.Generator) -> None:
         """Draw the weights; the forget gates start open, so that the cell state lasts from the beginning."""
-        super().initialise(generator)
+        super()._draw(generator)
         C = self.shape.width
         for layer in range(self.shape.num_layers):
             getattr(self.layers, f"bias_hh_l{layer}")[C : 2 * C] = 1.0  # gates in torch's order: input, forget, …

@@ -60,8 +60,15 @@ class LanguageModel(nn.Module, ABC):
     def output_weight(self) -> Tensor:
         """The matrix that turns features into a score for each token, (V, C)."""
 
+    @torch.no_grad()
+    def initialise(self, generator: torch.Generator, embeddings_VE: Tensor | None = None) -> None:
+        """Draw the first weights; the tokens' embeddings may be given."""
+        self._draw(generator)
+        if embeddings_VE is not None:
+            self.token_embeddings.copy_(embeddings_VE)
+
     @abstractmethod
-    def initialise(self, generator: torch.Generator) -> None:
+    def _draw(self, generator: torch.Generator) -> None:
         """Draw the first weights."""
 
     def predicted_embeddings(self, features: Tensor) -> Tensor:
@@ -119,8 +126,7 @@ class EmbeddedModel(LanguageModel):
         """Turn features into the embedding expected next."""
         return features if self.output is None else self.output(features)
 
-    @torch.no_grad()
-    def initialise(self, generator: torch.Generator) -> None:
+    def _draw(self, generator: torch.Generator) -> None:
         """Draw matrices so that they keep a vector's length; embeddings with deviation 1, or 0.1 as output layer."""
         for name, parameter in self.named_parameters():
             if name.startswith("embedding."):

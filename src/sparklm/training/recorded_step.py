@@ -7,6 +7,7 @@ Whether a step is done plainly or repeated makes no difference to its bits.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -63,6 +64,7 @@ class StepRecorder(Generic[Outcome]):
 
 def _record(compute: Callable[[Tensor], Outcome], windows: Tensor) -> _Recording[Outcome]:
     torch.cuda.synchronize()
+    gc.collect()  # recordings of earlier trainings in this process, whose parts refer to each other
     torch.cuda.empty_cache()  # the recording keeps memory of its own
     graph, windows = torch.cuda.CUDAGraph(), windows.clone()
     with torch.cuda.graph(graph):
