@@ -5,19 +5,22 @@
 DATASET is one that `sparklm prepare` made; the peers are checkouts that you have. nanochat's network has every layer
 with the full context, its rates are those that were found best for it at steps of 32,768 tokens, and its schedule is
 its own (40 steps of warm-up, the last 65 % falling). nanoGPT has steps of 131,072 tokens and the rates of its GPT-2. A
-peer trains for a number of steps, sparklm for as many as were found to give the same loss or a lower one; both are
-compiled before the clock starts, and seconds are those of the steps alone. Other sizes than 12 x 768 let it be tried on
-a small machine.
+peer trains for a number of steps, sparklm in some ways (WAYS), each for as many as were found to give the same loss or
+a lower one; all are compiled before the clock starts, and seconds are those of the steps alone. Other sizes than
+12 x 768, and a part of all steps, let it be tried on a small machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
+import itertools
 import math
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,31 @@ from sparklm.training.run import new_run
 _WARMUP, _DECAY, _LAST, _UNTIMED_STEPS = 40, 0.65, 0.05, 4
 _MATRICES, _EMBEDDING, _OUTPUT, _WEIGHT_DECAY = 0.015, 0.075, 0.002, 0.14
 _SCALAR_RATE, _TOKENS_OF_SCALAR_RATE = 0.5, 524_288
+# Of sparklm, found on this text; of the peers' rates, those that were found best for each are above and in NanoGpt.
+_RECIPE = (
+    *("training.learning_rate=0.03", "training.schedule=stable", "training.decay_fraction=0.65"),
+    "training.warmup_steps=15",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """Settings of sparklm, and the steps in which it then reaches the losses of nanochat and of nanoGPT."""
+
+    name: str
+    settings: tuple[str, ...] = ()
+    steps: int
+    steps_of_nanogpt: int | None = None  # None = not compared
+
+
+WAYS = (
+    Way(name="deterministic, as it comes", steps=370, steps_of_nanogpt=150),
+    Way(
+        name="feed-forward layers of 1,280, kernels of any order",
+        settings=("model.feedforward_size=1280", "training.deterministic=false"),
+        steps=380,
+    ),
+)
 
 
 def make_replica(
@@ -45,20 +73,20 @@ def make_replica(
     folder: str,
     seed: int,
     *,
+    settings: Sequence[str] = (),
     steps: int = 1000,
     windows: int | None = None,
 ) -> Replica:
     """A replica of the sizes that are asked for."""
     heads, windows = max(1, options.width // 128), windows or options.windows
-    settings = [
+    assignments = [
         *(f"data.corpus={options.dataset}", f"data.window_size={options.context}", "training.epochs=100000"),
         *(f"model.num_layers={options.layers}", f"model.width={options.width}", f"model.num_heads={heads}"),
         *(f"training.batch_size={windows}", f"training.max_steps={steps}", "training.evaluate_every=0"),
-        *(f"training.seed={seed}", f"training.deterministic={options.deterministic}"),
-        *options.set,
+        *(f"training.seed={seed}", *_RECIPE, *settings, *options.set),
     ]
     dataset, address = open_dataset(Folder(options.dataset)), str(Path(options.dataset).absolute())
-    config = resolve(assignments=settings).config
+    config = resolve(assignments=assignments).config
     return Replica(new_run(Folder(folder), config, address, dataset.manifest, torch.get_num_threads()))
 
 
@@ -126,11 +154,11 @@ class NanoChat:
         return self._model(inputs, targets)  # type: ignore[no-any-return]
 
 
-def compare_steps(options: argparse.Namespace, windows: int) -> Comparison:
+def compare_steps(options: argparse.Namespace, way: Way, windows: int) -> Comparison:
     """The rate of steps, nanochat's and ours in turn."""
     steps = options.steps_in_turn
     with tempfile.TemporaryDirectory() as folder:
-        replica = make_replica(options, folder, seed=1, windows=windows)
+        replica = make_replica(options, folder, seed=1, settings=way.settings, windows=windows)
         peer = NanoChat(options, replica, windows, steps, seed=1)
 
         def our_steps() -> None:
@@ -150,28 +178,26 @@ def compare_steps(options: argparse.Namespace, windows: int) -> Comparison:
         peer_seconds=theirs,
         amount=steps * windows * options.context / 1000,
         unit="k tokens/s",
-        remark=_kernels(options),
+        remark=way.name,
     )
 
 
-def compare_nanochat(options: argparse.Namespace) -> Comparison:
+def compare_nanochat(options: argparse.Namespace) -> Iterator[Comparison]:
     """The seconds to the loss that nanochat ends with."""
-    return _compare(options, "nanochat", options.windows, options.nanochat_steps, options.steps)
+    ways = [(way, _part(way.steps, options)) for way in WAYS]
+
+    def make_peer(replica: Replica, steps: int, seed: int) -> NanoChat:
+        return NanoChat(options, replica, options.windows, steps, seed)
+
+    return _compare(options, "nanochat", options.windows, options.nanochat_steps, ways, make_peer)
 
 
-def compare_nanogpt(options: argparse.Namespace) -> Comparison:
+def compare_nanogpt(options: argparse.Namespace) -> Iterator[Comparison]:
     """The seconds to the loss that nanoGPT ends with."""
-    return _compare(options, "nanoGPT", 4 * options.windows, options.nanogpt_steps, options.steps_of_nanogpt)
+    windows = 4 * options.windows
+    ways = [(way, _part(way.steps_of_nanogpt, options)) for way in WAYS if way.steps_of_nanogpt]
 
-
-def _compare(options: argparse.Namespace, name: str, windows: int, their_steps: int, steps: int) -> Comparison:
-    """A training of both for each seed, after some steps that compile."""
-    ours, theirs, losses = [], [], []
-    peer: NanoChat | NanoGpt | None = None
-
-    def make_peer(replica: Replica, seed: int) -> NanoChat | NanoGpt:
-        if name == "nanochat":
-            return NanoChat(options, replica, windows, their_steps, seed)
+    def make_peer(replica: Replica, steps: int, seed: int) -> NanoGpt:
         sizes = Sizes(
             name="a GPU",
             layers=options.layers,
@@ -179,41 +205,80 @@ def _compare(options: argparse.Namespace, name: str, windows: int, their_steps: 
             width=options.width,
             context=options.context,
             batch=windows,
-            steps=their_steps,
-            warmup=their_steps // 10,
+            steps=steps,
+            warmup=steps // 10,
             rate=6e-4,
             last_rate=6e-5,
             beta2=0.95,
         )
         return NanoGpt(options.nanogpt, sizes, replica, seed)
 
+    return _compare(options, "nanoGPT", windows, options.nanogpt_steps, ways, make_peer)
+
+
+def _compare(
+    options: argparse.Namespace,
+    name: str,
+    windows: int,
+    peer_steps: int,
+    ways: Sequence[tuple[Way, int]],
+    make_peer: Callable[[Replica, int, int], NanoChat | NanoGpt],
+) -> Iterator[Comparison]:
+    """A training of the peer and of every way for each seed."""
+    peer_steps, peer = _part(peer_steps, options), None
+    theirs: list[tuple[float, float]] = []  # seconds and losses
+    ours: dict[str, list[tuple[float, float]]] = {way.name: [] for way, _ in ways}
     for seed in range(1, options.seeds + 1):
         with tempfile.TemporaryDirectory() as folder:
-            compiling = make_replica(options, f"{folder}/compiling", seed)
+            data = make_replica(options, folder, seed, windows=windows, steps=peer_steps)
+            peer = peer or make_peer(data, peer_steps, seed)
+            theirs.append(_train_peer(peer, data, peer_steps, seed))
+        for way, steps in ways:
+            ours[way.name].append(_train_way(options, way, steps, seed))
+            print(way.name, ours[way.name][-1], name, theirs[-1], file=sys.stderr, flush=True)
+    for way, steps in ways:
+        seconds, losses = zip(*ours[way.name], strict=True)
+        their_seconds, their_losses = zip(*theirs, strict=True)
+        shown = (f"{own:.3f} and {other:.3f}" for own, other in zip(losses, their_losses, strict=True))
+        yield Comparison(
+            work=f"training to the loss of {name} after {peer_steps} steps of {windows * options.context:,} tokens",
+            peer=name,
+            seconds=seconds,
+            peer_seconds=their_seconds,
+            amount=60.0,
+            unit="trainings a minute",
+            remark=f"{way.name}: {steps} steps; losses {', '.join(shown)}",
+        )
+
+
+def _train_peer(peer: NanoChat | NanoGpt, data: Replica, steps: int, seed: int) -> tuple[float, float]:
+    """The seconds of a training, after some steps that compile, and its loss."""
+
+    def train(step: int) -> None:
+        peer.train(data.read(step))
+
+    seconds_of(_UNTIMED_STEPS, train)
+    peer.restart(seed)
+    return seconds_of(steps, train), validation_loss(peer, data)
+
+
+def _train_way(options: argparse.Namespace, way: Way, steps: int, seed: int) -> tuple[float, float]:
+    """The same of ours."""
+    with tempfile.TemporaryDirectory() as folder:
+        if seed == 1:
+            compiling = make_replica(options, f"{folder}/compiling", seed, settings=way.settings)
             seconds_of(_UNTIMED_STEPS, step_of(compiling))
             compiling.read_figures()
-            replica = make_replica(options, f"{folder}/run", seed, steps=steps)
-            ours.append(seconds_of(steps, step_of(replica)))
-            replica.read_figures()
-            read = make_replica(options, f"{folder}/peer", seed, windows=windows, steps=their_steps).read
-            peer = peer or make_peer(replica, seed)
-            seconds_of(_UNTIMED_STEPS, lambda step: peer.train(read(step)))  # noqa: B023 (at once)
-            peer.restart(seed)
-            theirs.append(seconds_of(their_steps, lambda step: peer.train(read(step))))  # noqa: B023 (at once)
-            losses.append(f"{own_loss(replica):.3f} and {validation_loss(peer, replica):.3f}")
-    return Comparison(
-        work=f"training to the loss of {name} after {their_steps} steps of {windows * options.context:,} tokens",
-        peer=name,
-        seconds=ours,
-        peer_seconds=theirs,
-        amount=60.0,
-        unit="trainings a minute",
-        remark=f"{steps} steps; losses {', '.join(losses)}; {_kernels(options)}",
-    )
+            del compiling
+        gc.collect()  # what earlier trainings recorded takes much of the GPU's memory
+        replica = make_replica(options, f"{folder}/run", seed, settings=way.settings, steps=steps)
+        seconds = seconds_of(steps, step_of(replica))
+        replica.read_figures()
+        return seconds, own_loss(replica)
 
 
-def _kernels(options: argparse.Namespace) -> str:
-    return "deterministic kernels" if options.deterministic == "true" else "kernels of any order"
+def _part(steps: int | None, options: argparse.Namespace) -> int:
+    return max(_UNTIMED_STEPS, round((steps or 0) * float(options.part)))
 
 
 def main() -> None:
@@ -224,9 +289,7 @@ def main() -> None:
     parser.add_argument("--nanogpt", type=Path, metavar="DIR", help="a checkout of nanoGPT")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--windows", type=int, default=32, help="of a step")
-    parser.add_argument("--steps", type=int, default=450, help="of sparklm, against nanochat")
     parser.add_argument("--nanochat-steps", type=int, default=450)
-    parser.add_argument("--steps-of-nanogpt", type=int, default=150, help="of sparklm, against nanoGPT")
     parser.add_argument("--nanogpt-steps", type=int, default=300, help="of four times the windows")
     parser.add_argument("--step-windows", type=int, nargs="*", default=[32, 128], help="where steps are compared")
     parser.add_argument("--steps-in-turn", type=int, default=20, help="where steps are compared")
@@ -234,7 +297,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=768)
-    parser.add_argument("--deterministic", choices=("true", "false"), default="true", help="our kernels")
+    parser.add_argument("--part", type=float, default=1.0, help="of all numbers of steps, for a try")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another setting of sparklm")
     parser.add_argument("--json", type=Path, help="also write what was measured here")
     options = parser.parse_args()
@@ -244,12 +307,12 @@ def main() -> None:
 
 def _comparisons(options: argparse.Namespace) -> Iterator[Comparison]:
     if options.nanochat is not None:
-        for windows in options.step_windows:
-            yield compare_steps(options, windows)
+        for way, windows in itertools.product(WAYS, options.step_windows):
+            yield compare_steps(options, way, windows)
         if options.seeds:
-            yield compare_nanochat(options)
+            yield from compare_nanochat(options)
     if options.nanogpt is not None:
-        yield compare_nanogpt(options)
+        yield from compare_nanogpt(options)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,9 @@
-"""What benchmarks share to report with: options, tables, their places in documents, the name of the machine."""
+"""What benchmarks share to report with: options, tables, their places in documents, the name of the machine.
+
+    python benchmarks/reporting.py docs/benchmarks.md NAME < TEXT
+
+puts what a benchmark printed on another machine between the markers of its name.
+"""
 
 from __future__ import annotations
 
@@ -95,3 +100,16 @@ def rewrite(path: Path, kind: str, name: str, text: str) -> None:
     if number != 1:
         raise SystemExit(f"{path} has {number} places <!-- {kind}:{name} --> … <!-- /{kind} -->; there must be one")
     path.write_text(after)
+
+
+def main() -> None:
+    """Put standard input into a document."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("document", type=Path)
+    parser.add_argument("name", help="in the document's markers")
+    options = parser.parse_args()
+    rewrite(options.document, "benchmark", options.name, sys.stdin.read().strip())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,9 +1,10 @@
 """Make src/sparklm/planning/fits.json: train a grid of small models on books, and fit the law of planning/law.py.
 
-    python benchmarks/scaling_fits.py BOOKS [--grid small|full] [--work DIR] [--out FILE]
+    python benchmarks/scaling_fits.py BOOKS [--grid small|full] [--jobs N] [--work DIR] [--out FILE]
 
-Every training is a number of steps, so that its loss depends on the machine's speed in nothing. What is done is kept
-in DIR/runs.jsonl: started again, it does the rest. One book in twelve is validation text, always the same.
+Every training is a number of steps, so that its loss depends on the machine's speed in nothing; --jobs does several
+side by side, each in a process with one thread. What is done is kept in DIR/runs.jsonl: started again, it does the
+rest. One book in twelve is validation text, always the same.
 """
 
 from __future__ import annotations
@@ -12,18 +13,22 @@ import argparse
 import itertools
 import json
 import math
-import os
+import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from measuring import prepare_here
+import torch
+from measuring import SPAWN, prepare_here
 from pydantic import BaseModel
 
 from sparklm.config import Config, DataConfig
 from sparklm.evaluation import Evaluation
+from sparklm.planning.decide import DECAY
 from sparklm.planning.law import Fits, Law, MeasuredRun, Training
 from sparklm.planning.shapes import Shape
 from sparklm.storage import Folder
@@ -32,7 +37,7 @@ from sparklm.training.replica import Replica
 from sparklm.training.run import new_run
 from sparklm.training.sync.rounds import plan_rounds
 
-VALIDATION_BYTES, WINDOW = 200_000, 128
+VALIDATION_BYTES = 200_000
 VOCABULARIES = (1024, 2048, 4096, 8192, 16_384)
 # What the constants are thought to be before anything is measured, and by which factor they may well be wrong.
 PRIORS = {
@@ -63,6 +68,7 @@ class Case(BaseModel):
     num_layers: int
     tokens: int  # seen
     vocab_size: int = 2048
+    window: int = 128
     batch: int = 8  # windows
     text_bytes: int | None = None  # of the corpus; None = all of it
 
@@ -73,13 +79,14 @@ TINY, SMALL, MIDDLE, LARGE = (64, 2), (128, 4), (192, 6), (256, 8)
 
 
 class Grid(BaseModel):
-    """Trainings that differ in length; on little text, repeated; and in their settings."""
+    """Trainings that differ in length; on little text, repeated; in one setting; and such as a time would have."""
 
     lengths: list[tuple[Sizes, list[int]]]  # in tokens
     text_bytes: int  # of little text
     repeated: list[tuple[Sizes, list[int]]]
     varied: list[tuple[Sizes, int]]
     variants: list[dict[str, int]]
+    others: list[Case] = []
 
     def cases(self) -> list[Case]:
         """All of them, the quick ones first."""
@@ -93,6 +100,7 @@ class Grid(BaseModel):
             Case.model_validate({"width": w, "num_layers": n, "tokens": tokens, **variant})
             for ((w, n), tokens), variant in itertools.product(self.varied, self.variants)
         ]
+        cases += self.others
         return sorted(cases, key=lambda case: case.tokens * case.width * case.width * case.num_layers)
 
 
@@ -106,7 +114,20 @@ GRIDS = {
         text_bytes=200_000,
         repeated=[(TINY, [4, 12]), (SMALL, [4])],
         varied=[(TINY, 1024 * K), (SMALL, 512 * K)],
-        variants=[{"vocab_size": 1024}, {"vocab_size": 8192}, {"batch": 32}, {"batch": 128}],
+        variants=[
+            *({"vocab_size": size} for size in (1024, 8192)),
+            *({"batch": windows} for windows in (32, 128)),
+            *({"window": 128 * times, "batch": 8 // times} for times in (2, 8)),
+        ],
+        others=[
+            Case(width=64, num_layers=2, tokens=4096 * K, vocab_size=8192, batch=16),
+            Case(width=64, num_layers=2, tokens=4096 * K, vocab_size=4096, batch=32),
+            Case(width=128, num_layers=4, tokens=4096 * K, vocab_size=4096, batch=32),
+            Case(width=128, num_layers=4, tokens=4096 * K, vocab_size=8192, batch=32),
+            Case(width=192, num_layers=6, tokens=4096 * K, vocab_size=4096, batch=32),
+            Case(width=64, num_layers=2, tokens=8192 * K, vocab_size=8192, batch=64),
+            Case(width=128, num_layers=4, tokens=8192 * K, vocab_size=4096, batch=64),
+        ],
     ),
     "full": Grid(
         lengths=[(sizes, [256 * K, 1024 * K, 4096 * K, 16_384 * K]) for sizes in (TINY, SMALL, MIDDLE, LARGE)],
@@ -116,6 +137,7 @@ GRIDS = {
         variants=[
             *({"vocab_size": size} for size in (1024, 8192, 16_384)),
             *({"batch": windows} for windows in (2, 32, 128)),
+            *({"window": 128 * times, "batch": 8 // times} for times in (2, 8)),
         ],
     ),
 }
@@ -144,19 +166,23 @@ def open_text(books: Path, work: Path, vocab_size: int, text_bytes: int | None) 
 
 def train(case: Case, books: Path, work: Path) -> MeasuredRun:
     dataset, text_bytes, validation_token_bytes = open_text(books, work, case.vocab_size, case.text_bytes)
-    per_epoch = max(1, len(dataset.train) // (case.batch * WINDOW))
-    steps = max(1, case.tokens // (case.batch * WINDOW))
+    per_epoch = max(1, len(dataset.train) // (case.batch * case.window))
+    steps = max(1, case.tokens // (case.batch * case.window))
     settings = {
-        "data": {"corpus": dataset.folder.url, "window_size": WINDOW},
+        "data": {"corpus": dataset.folder.url, "window_size": case.window},
         "model": {"width": case.width, "num_layers": case.num_layers},
-        "training": {"batch_size": case.batch, "max_steps": steps, "epochs": 1 + steps // per_epoch},
+        "training": {
+            **{"batch_size": case.batch, "max_steps": steps, "epochs": 1 + steps // per_epoch},
+            **{"schedule": "stable", "decay_fraction": DECAY},
+        },
     }
-    config, threads = Config.model_validate(settings), int(os.environ.get("OMP_NUM_THREADS", "1"))
-    run = new_run(Folder(str(work / "run")), config, dataset.folder.absolute().url, dataset.manifest, threads)
-    replica = Replica(run)
-    for round_ in plan_rounds(replica.plan, config):
-        replica.train(round_)
-    part, rest = replica.evaluate()
+    torch.set_num_threads(1)
+    config, address = Config.model_validate(settings), dataset.folder.absolute().url
+    with tempfile.TemporaryDirectory(dir=work) as folder:
+        replica = Replica(new_run(Folder(folder), config, address, dataset.manifest, threads=1))
+        for round_ in plan_rounds(replica.plan, config):
+            replica.train(round_)
+        part, rest = replica.evaluate()
     evaluation = Evaluation.of([part.tally, rest], is_probability=True)
     assert evaluation is not None
     bits = evaluation.bits_per_byte(validation_token_bytes)
@@ -165,11 +191,20 @@ def train(case: Case, books: Path, work: Path) -> MeasuredRun:
     training = Training(
         parameters=Shape(width=case.width, num_layers=case.num_layers).parameters,
         vocab_size=dataset.manifest.vocab_size,
-        batch_tokens=case.batch * WINDOW,
+        batch_tokens=case.batch * case.window,
         text_bytes=text_bytes,
-        seen_bytes=steps * case.batch * WINDOW * token_bytes,
+        seen_bytes=steps * case.batch * case.window * token_bytes,
     )
     return MeasuredRun(training=training, bits_per_byte=bits)
+
+
+def train_before(until: float, case: Case, books: Path, work: Path) -> dict[str, Any] | None:
+    """A line of runs.jsonl; None where it is too late to begin."""
+    began = time.time()
+    if began > until:
+        return None
+    run = train(case, books, work)
+    return {"case": case.model_dump(), "run": run.model_dump(), "seconds": time.time() - began}
 
 
 def large_runs(token_bytes: float) -> list[MeasuredRun]:
@@ -231,21 +266,25 @@ def main() -> None:
     parser.add_argument("--grid", choices=tuple(GRIDS), default="full")
     parser.add_argument("--work", type=Path, default=Path("scaling-fits"), help="where datasets and results are kept")
     parser.add_argument("--out", type=Path, default=Path("src/sparklm/planning/fits.json"))
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trainings at a time")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no further training after so long")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    results, begun = options.work / "runs.jsonl", time.monotonic()
+    results = options.work / "runs.jsonl"
     done = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
-    for case in GRIDS[options.grid].cases():
-        known = case.model_dump()
-        if any(entry["case"] == known for entry in done) or time.monotonic() - begun > 60 * options.minutes:
-            continue
-        before = time.monotonic()
-        measured = train(case, options.books, options.work)
-        done.append({"case": known, "run": measured.model_dump(), "seconds": time.monotonic() - before})
-        with results.open("a") as file:
-            file.write(json.dumps(done[-1]) + "\n")
-        print(f"{measured.bits_per_byte:.4f} bits per byte after {done[-1]['seconds']:.0f} s: {case!r}", flush=True)
+    known = [entry["case"] for entry in done]
+    cases = [case for case in GRIDS[options.grid].cases() if case.model_dump() not in known]
+    for vocab_size, text_bytes in sorted({(case.vocab_size, case.text_bytes or 0) for case in cases}):
+        open_text(options.books, options.work, vocab_size, text_bytes or None)  # once, before several want it
+    until = time.time() + 60 * options.minutes
+    with ProcessPoolExecutor(options.jobs, mp_context=SPAWN) as pool:
+        trainings = [pool.submit(train_before, until, case, options.books, options.work) for case in cases]
+        for entry in filter(None, (training.result() for training in as_completed(trainings))):
+            done.append(entry)
+            with results.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
+            bits, seconds = entry["run"]["bits_per_byte"], entry["seconds"]
+            print(f"{bits:.4f} bits per byte after {seconds:.0f} s: {entry['case']}", flush=True)
     token_bytes = {}
     for vocab_size in VOCABULARIES:
         _, _, token_bytes[vocab_size] = open_text(options.books, options.work, vocab_size, None)

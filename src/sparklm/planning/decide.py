@@ -35,7 +35,7 @@ _USABLE_MEMORY = 0.7
 _SHARE_OF_SYNCS = 0.07  # of the time, where replicas sync
 _LEAST_TEXT_BYTES = 1000
 _SCHEDULE = ("schedule", "decay_fraction", "warmup_steps", "warmup_fraction", "max_steps")
-_DECAY = 0.65  # the part of the steps in which the rate falls; before it does, the length is set anew
+DECAY = 0.65  # the part of the steps in which the rate falls; before it does, the length is set anew
 _FIXING = (  # settings that fix a part of the choice where they are given
     "model.width",
     "model.num_layers",
@@ -188,7 +188,7 @@ def set_length(run: Run, plan: WindowPlan, dataset: Dataset, step_seconds: float
     fills_time = is_open and steps == most and not any(config.is_given(f"training.{name}") for name in _SCHEDULE)
     if fills_time:
         warmup = count_warmup_steps(steps, config.training)
-        chosen |= {"schedule": "stable", "decay_fraction": _DECAY, "warmup_steps": warmup}
+        chosen |= {"schedule": "stable", "decay_fraction": DECAY, "warmup_steps": warmup}
     figures = {"bits_per_byte": expected, "step_seconds": step_seconds, "fills_time": fills_time}
     planned = planned.model_copy(update=figures).with_settings(chosen)
     return run.model_copy(update={"config": config.with_training(**chosen), "planned": planned})
