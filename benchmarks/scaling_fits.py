@@ -50,6 +50,7 @@ PRIORS = {
     "text_vocabulary_power": (0.05, 3.0),
     "repeats": (10.0, 1.5),
     "critical_batch": (8192.0, 2.0),
+    "noise": (0.01, 3.0),
     "heart": (0.02, 5.0),
     "heart_power": (1.5, 1.5),
     "heart_size_power": (0.3, 1.5),
@@ -120,6 +121,7 @@ GRIDS = {
             *({"window": 128 * times, "batch": 8 // times} for times in (2, 8)),
         ],
         others=[
+            *(Case(width=w, num_layers=n, tokens=4096 * K, batch=32) for w, n in (TINY, SMALL)),
             Case(width=64, num_layers=2, tokens=4096 * K, vocab_size=8192, batch=16),
             Case(width=64, num_layers=2, tokens=4096 * K, vocab_size=4096, batch=32),
             Case(width=128, num_layers=4, tokens=4096 * K, vocab_size=4096, batch=32),

@@ -4,7 +4,7 @@
 
 with n parameters without embeddings and outputs, in millions; v the vocabulary, in 4096 ids; r the times that the text
 is seen; t its size in megabytes. d is how much text was learned from, in megabytes: what was seen, less what repeating
-it and large batches take away. The last term is learning by heart.
+it, large batches and very small ones take away. The last term is learning by heart.
 
 Text is counted in bytes, so that vocabularies compare. `benchmarks/scaling_fits.py` makes the constants (fits.json).
 """
@@ -47,17 +47,19 @@ class Law(BaseModel):
     text_vocabulary_power: float
     repeats: float  # times that text can be repeated before it has given two thirds of what it has to give
     critical_batch: float  # tokens of a step at which twice the text is needed, at a megabyte seen
+    noise: float  # how much more text is needed with steps of the critical batch, and more with smaller ones, for chance
     heart: float  # C
     heart_power: float
     heart_size_power: float
 
     def learned_bytes(self, training: Training) -> float:
-        """How much new text, in small batches, would have taught the same."""
+        """How much new text, in batches neither too large nor too small, would have taught the same."""
         seen, there = training.seen_bytes, training.text_bytes
         if seen > there:
             seen = there * (1 + self.repeats * (1 - math.exp(-(seen / there - 1) / self.repeats)))
         critical = self.critical_batch * math.sqrt(max(training.seen_bytes, 1.0) / _MILLION)
-        return seen / (1 + training.batch_tokens / critical)
+        batches = training.batch_tokens / critical
+        return seen / (1 + batches + self.noise / batches)
 
     def bits_per_byte(self, training: Training) -> float:
         """The loss to expect on validation text."""
