@@ -5,9 +5,10 @@
 DATASET is one that `sparklm prepare` made; the peers are checkouts that you have. nanochat's network has every layer
 with the full context, its rates are those that were found best for it at steps of 32,768 tokens, and its schedule is
 its own (40 steps of warm-up, the last 65 % falling). nanoGPT has steps of 131,072 tokens and the rates of its GPT-2. A
-peer trains for a number of steps, sparklm in some ways (WAYS), each for as many as were found to give the same loss or
-a lower one; all are compiled before the clock starts, and seconds are those of the steps alone. Other sizes than
-12 x 768, and a part of all steps, let it be tried on a small machine.
+peer trains for a number of steps, sparklm in some ways (WAYS), each for as many as are expected to give the same loss
+or a lower one: a fifth fewer than it took before heads began near by. All are compiled before the clock starts, and
+seconds are those of the steps alone. Other sizes than 12 x 768, and a part of all steps, let it be tried on a small
+machine.
 """
 
 from __future__ import annotations

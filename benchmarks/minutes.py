@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from sparklm.training.run import read_run
 from sparklm.wording import amount
 
 _PRESETS = ("gpt-tiny", "gpt-small", "s2-attention")
-_TRIAL_STEPS = 12
+_TRIAL_STEPS, _TRIAL_SHARE = 12, 1 / 8  # of the time: a second trial, for the first steps are slow
 _EVERY_NTH_IS_VALIDATION = 20
 _FIELDS = ("data.vocab_size", "data.window_size", "model.num_layers", "model.width", "training.batch_size")
 
@@ -61,13 +62,18 @@ def train(texts: Path, run: Path, *arguments: str) -> Trained:
 
 
 def train_for(texts: Path, run: Path, seconds: float, *arguments: str) -> Trained | None:
-    """Train with as many steps as fit into some seconds, by the time of a few; None where hardly any does."""
-    few = train(texts, run.with_name(f"{run.name}-trial"), *arguments, "--set", f"training.max_steps={_TRIAL_STEPS}")
-    steps = int(seconds / (few.step_seconds / few.steps))
-    if steps < _TRIAL_STEPS:
-        return None
-    lasting = ("--set", f"training.max_steps={steps}", "--set", "training.epochs=1000")
-    return train(texts, run, *arguments, *lasting)
+    """Train with as many steps as fit into some seconds, by the times of few; None where hardly any does."""
+
+    def train_steps(steps: int, run: Path) -> Trained:
+        lasting = ("--set", f"training.max_steps={steps}", "--set", "training.epochs=1000")
+        return train(texts, run, *arguments, *lasting)
+
+    few = train_steps(_TRIAL_STEPS, run.with_name(f"{run.name}-few"))
+    more_steps = 2 * _TRIAL_STEPS + int(_TRIAL_SHARE * seconds / few.step_seconds * _TRIAL_STEPS)
+    more = train_steps(more_steps, run.with_name(f"{run.name}-more"))
+    step_seconds = (more.step_seconds - few.step_seconds) / (more_steps - _TRIAL_STEPS)
+    steps = more_steps + int((seconds - more.step_seconds) / step_seconds)
+    return train_steps(steps, run) if steps >= _TRIAL_STEPS else None
 
 
 def neighbours(chosen: dict[str, int]) -> dict[str, dict[str, int]]:
@@ -99,6 +105,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1.0)
     names = [*(f"preset {name}" for name in _PRESETS), *neighbours(dict.fromkeys(_FIELDS, 1))]
     parser.add_argument("--ways", nargs="*", default=names, choices=names, help="what to compare with")
+    parser.add_argument(
+        "--also", nargs="*", default=[], metavar="KEY=VALUE,...", help="sizes of your own, beside those"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         texts = Path(place)
@@ -111,16 +120,24 @@ def main() -> None:
         print("chosen", own, chosen, sep="   ", file=sys.stderr)
         ways: dict[str, tuple[str, ...]] = {f"preset {name}": ("--preset", name) for name in _PRESETS}
         for name, sizes in neighbours(chosen).items():
-            ways[name] = tuple(part for key, value in sizes.items() for part in ("--set", f"{key}={value}"))
+            ways[name] = _settings(f"{key}={value}" for key, value in sizes.items())
+        by_hand = {f"by hand, {number}": sizes for number, sizes in enumerate(options.also, start=1)}
+        for name, assignments in by_hand.items():
+            ways[name] = _settings([*(f"{key}={value}" for key, value in chosen.items()), *assignments.split(",")])
         found: dict[str, Trained | None] = {f"`--minutes {options.minutes:g}`": own}
-        for name in options.ways:
+        for name in (*options.ways, *by_hand):
             arguments = ways[name]
-            found[name] = train_for(texts, texts / name.replace(" ", "-"), own.step_seconds, *arguments)
+            run = texts / name.replace(" ", "-").replace(",", "")
+            found[name] = train_for(texts, run, own.step_seconds, *arguments)
             print(name, found[name], sep="   ", file=sys.stderr)
         rows = [_row(name, trained, own) for name, trained in found.items()]
     header = ["way", "sizes", "steps", "seconds of steps", "bits per byte", "/ chosen"]
     took = f"The whole command took {own.seconds:.0f} s of the {60 * options.minutes:.0f} that it was given."
     publish(f"{markdown(header, rows)}\n\n{took} {machine()}.", options.write, "benchmark", options.name)
+
+
+def _settings(assignments: Iterable[str]) -> tuple[str, ...]:
+    return tuple(part for assignment in assignments for part in ("--set", assignment))
 
 
 def _row(name: str, trained: Trained | None, own: Trained) -> list[str]:

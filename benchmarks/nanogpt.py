@@ -63,7 +63,7 @@ CPU = Sizes(
     batch=12,
     steps=2000,
     goal=1.88,
-    steps_to_goal=195,
+    steps_to_goal=155,
     ours=("training.learning_rate=0.08", "training.momentum=0.85", "training.warmup_fraction=0.02"),
 )
 GPU = Sizes(

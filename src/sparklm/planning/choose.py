@@ -15,7 +15,7 @@ from sparklm.planning.law import Fits, Training
 from sparklm.planning.shapes import BATCHES, VOCABULARIES, Shape, shapes, window_for
 from sparklm.wording import amount, duration
 
-FEWEST_STEPS = 100  # with fewer, a rate has hardly risen when it falls
+FEWEST_STEPS = 200  # with fewer, a rate has hardly risen when it falls; the law knows little of so few
 _FEWEST_AT_ALL = 10  # where time is that short
 _PRICE_OF_EVALUATION = 1 / 2  # of a token, in that of training on it: a third, or more where that is in bfloat16
 _SHARE_OF_SAMPLING = 0.01  # of the time: evaluations within epochs

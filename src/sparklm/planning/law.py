@@ -47,7 +47,7 @@ class Law(BaseModel):
     text_vocabulary_power: float
     repeats: float  # times that text can be repeated before it has given two thirds of what it has to give
     critical_batch: float  # tokens of a step at which twice the text is needed, at a megabyte seen
-    noise: float  # how much more text is needed with steps of the critical batch, and more with smaller ones, for chance
+    noise: float  # how much more text chance costs with steps of the critical batch, and more with smaller ones
     heart: float  # C
     heart_power: float
     heart_size_power: float
