@@ -55,11 +55,18 @@ PRIORS = {
     "heart_power": (1.5, 1.5),
     "heart_size_power": (0.3, 1.5),
 }
-# Measured earlier on one H200, and of a size that this grid does not reach: the same network, 12 layers of width 768,
-# 16 384 ids, on 22 million tokens of books. Tokens of a step, steps, and nats per token.
-LARGE_RUNS = ((32_768, 450, 3.899), (32_768, 650, 3.750), (65_536, 300, 3.881), (131_072, 300, 3.879))
-# Relative, of a measured loss. The large runs had windows of 1024 tokens, other books and another program.
-NOISE, NOISE_OF_LARGE_RUNS = 0.01, 0.02
+# Measured on one H200, and of sizes that this grid does not reach: the same 80 books, 16 384 ids, windows of 1024 tokens,
+# 32 768 tokens a step. Parameters inside, steps, and nats per token of other validation text than the grid's.
+LARGE_RUNS = (
+    (84_934_656, 385, 4.389),  # 12 x 768
+    (56_623_104, 510, 4.349),  # 8 x 768
+    (54_263_808, 400, 4.392),  # 12 x 768, feed-forward layers of 1280, two heads of keys and values
+    (54_263_808, 490, 4.306),
+    (40_108_032, 450, 4.351),  # 12 x 768, feed-forward layers of 768, two heads of keys and values
+)
+LARGE_BATCH, LARGE_TEXT_TOKENS = 32_768, 7_972_624
+LEAST_LARGE = 20_000_000  # parameters
+NOISE = 0.01  # relative, of a measured loss
 
 
 class Case(BaseModel):
@@ -211,19 +218,18 @@ def train_before(until: float, case: Case, books: Path, work: Path) -> dict[str,
 
 def large_runs(token_bytes: float) -> list[MeasuredRun]:
     """The runs of LARGE_RUNS."""
-    parameters = Shape(width=768, num_layers=12).parameters
     return [
         MeasuredRun(
             training=Training(
                 parameters=parameters,
                 vocab_size=VOCABULARIES[-1],
-                batch_tokens=tokens,
-                text_bytes=22e6 * token_bytes,
-                seen_bytes=steps * tokens * token_bytes,
+                batch_tokens=LARGE_BATCH,
+                text_bytes=LARGE_TEXT_TOKENS * token_bytes,
+                seen_bytes=steps * LARGE_BATCH * token_bytes,
             ),
             bits_per_byte=loss / math.log(2) / token_bytes,
         )
-        for tokens, steps, loss in LARGE_RUNS
+        for parameters, steps, loss in LARGE_RUNS
     ]
 
 
@@ -240,11 +246,11 @@ def fit(runs: Sequence[MeasuredRun], large: Sequence[MeasuredRun]) -> tuple[Law,
     def law(place: npt.NDArray[np.float64]) -> Law:
         return Law(**dict(zip(names, np.exp(place).tolist(), strict=True)))
 
-    known = [*((run, NOISE) for run in runs), *((run, NOISE_OF_LARGE_RUNS) for run in large)]
+    known = [*runs, *large]
 
     def misses(place: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         there = law(place)
-        relative = [math.log(there.bits_per_byte(run.training) / run.bits_per_byte) / noise for run, noise in known]
+        relative = [math.log(there.bits_per_byte(run.training) / run.bits_per_byte) / NOISE for run in known]
         return np.concatenate([relative, (place - middles) / spreads])
 
     place, damping, now = middles.copy(), 1.0, misses(middles)
@@ -262,15 +268,8 @@ def fit(runs: Sequence[MeasuredRun], large: Sequence[MeasuredRun]) -> tuple[Law,
     return law(place), float(np.sqrt(np.mean((now[: len(runs)] * NOISE) ** 2)))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("books", type=Path, help="a folder of .txt files")
-    parser.add_argument("--grid", choices=tuple(GRIDS), default="full")
-    parser.add_argument("--work", type=Path, default=Path("scaling-fits"), help="where datasets and results are kept")
-    parser.add_argument("--out", type=Path, default=Path("src/sparklm/planning/fits.json"))
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trainings at a time")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no further training after so long")
-    options = parser.parse_args()
+def train_all(options: argparse.Namespace) -> tuple[list[MeasuredRun], dict[int, float]]:
+    """The runs of the grid, those that are not done yet trained now, and the bytes of a token of each vocabulary."""
     options.work.mkdir(parents=True, exist_ok=True)
     results = options.work / "runs.jsonl"
     done = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
@@ -290,7 +289,27 @@ def main() -> None:
     token_bytes = {}
     for vocab_size in VOCABULARIES:
         _, _, token_bytes[vocab_size] = open_text(options.books, options.work, vocab_size, None)
-    small = [MeasuredRun.model_validate(entry["run"]) for entry in done]
+    return [MeasuredRun.model_validate(entry["run"]) for entry in done], token_bytes
+
+
+def runs_again(file: Path) -> tuple[list[MeasuredRun], dict[int, float]]:
+    """The same from a file that was made before."""
+    fits = Fits.model_validate_json(file.read_text())
+    return [run for run in fits.runs if run.training.parameters < LEAST_LARGE], fits.bytes_per_token
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("books", type=Path, help="a folder of .txt files")
+    parser.add_argument(
+        "--grid", choices=(*GRIDS, "none"), default="full", help="none = fit again to the trainings that OUT has"
+    )
+    parser.add_argument("--work", type=Path, default=Path("scaling-fits"), help="where datasets and results are kept")
+    parser.add_argument("--out", type=Path, default=Path("src/sparklm/planning/fits.json"))
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trainings at a time")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no further training after so long")
+    options = parser.parse_args()
+    small, token_bytes = runs_again(options.out) if options.grid == "none" else train_all(options)
     large = large_runs(token_bytes[VOCABULARIES[-1]])
     law, error = fit(small, large)
     runs = [*small, *large]

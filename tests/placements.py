@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
 from sparklm.placement.in_process import InProcess
 from sparklm.placement.protocol import EpochWork, Placement
 from sparklm.progress.watcher import Watcher
+from sparklm.spark.barrier import RankOrder
 from sparklm.training.phases import StepProgress
 from sparklm.training.stopping import StopRequest
 from sparklm.training.sync.storage import train_by_storage
@@ -50,6 +55,39 @@ class ByStorage(InProcess):
             return [answers[number] for number in range(len(orders))]
 
         return train_by_storage(run, rounds, run_tasks, protect=options["protect"])
+
+
+_RANK = """
+import json, sys
+from sparklm.spark.barrier import RankOrder
+from sparklm.training.sync.collective import Endpoint, process_group
+from sparklm.training.sync.in_memory import train_in_memory
+from sparklm.training.sync.mesh import hold_port
+listener = hold_port("127.0.0.1")
+print(Endpoint(host="127.0.0.1", port=listener.getsockname()[1], gpus=0).model_dump_json(), flush=True)
+rank, order, endpoints = json.loads(sys.stdin.readline())
+order = RankOrder.model_validate(order)
+with process_group(rank, [Endpoint.model_validate(each) for each in endpoints], listener, 120) as group:
+    train_in_memory(order.run, order.rounds, group, protect=order.protect)
+"""
+
+
+class ByProcesses(InProcess):
+    """Syncs collectively without Spark: a process for each replica, all on the same GPU if there is one."""
+
+    def train(self, run, rounds, **options):
+        order = RankOrder(run=run, rounds=rounds, protect=list(options["protect"])).model_dump(mode="json")
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        command = [sys.executable, "-c", _RANK]
+        processes = [subprocess.Popen(command, **pipes) for _ in range(run.config.distributed.replicas)]
+        endpoints = [json.loads(process.stdout.readline()) for process in processes]
+        for rank, process in enumerate(processes):
+            process.stdin.write(json.dumps([rank, order, endpoints]) + "\n")
+            process.stdin.flush()
+        for process in processes:
+            process.communicate(timeout=250)
+            assert process.returncode == 0, process.args
+        return EpochWork()
 
 
 class StopsAfter(RecordingWatcher):

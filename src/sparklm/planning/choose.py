@@ -20,6 +20,10 @@ _FEWEST_AT_ALL = 10  # where time is that short
 _PRICE_OF_EVALUATION = 1 / 2  # of a token, in that of training on it: a third, or more where that is in bfloat16
 _SHARE_OF_SAMPLING = 0.01  # of the time: evaluations within epochs
 _SHARE_OF_EVALUATIONS = 0.05  # of the time: all of them, where validation text is a part of the text that is chosen
+_MOST_PARAMETERS_A_BYTE = 3.0  # of text: how they learn that have more is not known
+_COMPILED = 1.8  # times as fast are steps once torch's compiler has been at them
+_COMPILING, _COMPILING_A_LAYER = 13.0, 3.0  # seconds until then
+_FINISH, _FINISH_A_PARAMETER = 4.0, 5e-8  # seconds to write the model, a sample and the report
 _VALIDATED = 0.08  # tokens of validation text for each that is trained on, at most
 _NEAR_PARAMETERS = math.log(1.25)  # how far a shape may be off the number of parameters that is asked for
 
@@ -54,12 +58,13 @@ class Speed:
 class Wish:
     """What a training is chosen for."""
 
-    seconds: float  # for steps and evaluations
+    seconds: float  # for compiling, steps, evaluations, and writing the model
     text_bytes: float  # of the corpus, validation included
     validation_bytes: float | None = None  # None = a part of the text
     validation_fraction: float = 0.1  # then at most this
     token_bytes: Callable[[int], float]  # of a token of a vocabulary
     vocab_sizes: Sequence[int] = VOCABULARIES
+    compiling: Sequence[bool] = (False,)  # which there is to choose from
     replicas: int = 1
     turns: float = 1.0  # how many times a step of one replica a step of all takes
     tied: bool = False
@@ -76,12 +81,13 @@ class Choice:
     vocab_size: int
     window_size: int
     batch_size: int  # windows of a replica and step
+    is_compiled: bool
     validation_fraction: float  # where validation text is a part of the text
     steps: int
     step_seconds: float
     training: Training
     bits_per_byte: float
-    seconds: float  # of all steps, evaluations included
+    seconds: float  # of all steps, with what comes before and after: compiling, evaluations, the model's files
     tokens: int  # that are seen
     epochs: float
     all_parameters: int
@@ -118,6 +124,11 @@ def last_evaluation(validation_tokens: float, tokens_of_a_step: int, step_second
     return _PRICE_OF_EVALUATION * validation_tokens / tokens_of_a_step * step_seconds
 
 
+def finish_seconds(parameters: int) -> float:
+    """The seconds that it takes to write the model, a sample and the report."""
+    return _FINISH + _FINISH_A_PARAMETER * parameters
+
+
 def best_steps(loss: Callable[[int], float], most: int) -> int:
     """The number of steps with the least loss: as many as there is time for, or fewer where text is learned by heart.
 
@@ -148,12 +159,13 @@ def _of_size(candidates: Sequence[Choice], parameters: int) -> list[Choice]:
 
 def _candidates(wish: Wish, speed: Speed, fits: Fits) -> Iterator[Choice]:
     given = wish.given
-    for shape in shapes(given.get("model.width"), given.get("model.num_layers")):
+    sizes = shapes(given.get("model.width"), given.get("model.num_layers"))
+    for shape in [each for each in sizes if each.parameters <= _MOST_PARAMETERS_A_BYTE * wish.text_bytes] or sizes:
         for vocab_size in wish.vocab_sizes:
             text_tokens = wish.text_bytes / wish.token_bytes(vocab_size)
             window = given.get("data.window_size") or window_for(shape.parameters, text_tokens)
-            for batch_size in _batch_sizes(wish, window):
-                candidate = _at_length(wish, speed, fits, shape, vocab_size, window, batch_size)
+            for batch_size, is_compiled in itertools.product(_batch_sizes(wish, window), wish.compiling):
+                candidate = _at_length(wish, speed, fits, shape, vocab_size, window, batch_size, is_compiled)
                 if candidate is not None:
                     yield candidate
 
@@ -167,20 +179,32 @@ def _batch_sizes(wish: Wish, window: int) -> Sequence[int]:
 
 
 def _at_length(
-    wish: Wish, speed: Speed, fits: Fits, shape: Shape, vocab_size: int, window: int, batch_size: int
+    wish: Wish,
+    speed: Speed,
+    fits: Fits,
+    shape: Shape,
+    vocab_size: int,
+    window: int,
+    batch_size: int,
+    is_compiled: bool,
 ) -> Choice | None:
     """A training as long as is best in the time; None where it cannot be as long as it must."""
     given, token_bytes = wish.given, wish.token_bytes(vocab_size)
     of_replica = batch_size * given.get("training.accumulation_steps", 1) * window
     of_step = of_replica * wish.replicas
     step_seconds = wish.turns * speed.seconds(shape.step_operations(vocab_size, window, of_replica))
-    text_bytes, fraction, at_end, share = wish.text_bytes, wish.validation_fraction, 0.0, _SHARE_OF_EVALUATIONS
+    all_parameters = shape.all_parameters(vocab_size, tied=wish.tied)
+    around = finish_seconds(all_parameters)
+    if is_compiled:
+        step_seconds /= _COMPILED
+        around += _COMPILING + _COMPILING_A_LAYER * shape.num_layers
+    text_bytes, fraction, share = wish.text_bytes, wish.validation_fraction, _SHARE_OF_EVALUATIONS
     if wish.validation_bytes is None:
         text_bytes *= 1 - fraction
     else:
         share = evaluation_share(wish.validation_bytes / text_bytes)
-        at_end = last_evaluation(wish.validation_bytes / token_bytes, of_step, step_seconds)
-    most = int((wish.seconds - at_end) / (step_seconds * (1 + share)))
+        around += last_evaluation(wish.validation_bytes / token_bytes, of_step, step_seconds)
+    most = int((wish.seconds - around) / (step_seconds * (1 + share)))
 
     def training(steps: int) -> Training:
         return Training(
@@ -211,13 +235,14 @@ def _at_length(
         vocab_size=vocab_size,
         window_size=window,
         batch_size=batch_size,
+        is_compiled=is_compiled,
         validation_fraction=min(fraction, _VALIDATED * training(steps).seen_bytes / wish.text_bytes),
         steps=steps,
         step_seconds=step_seconds,
         training=training(steps),
         bits_per_byte=loss(steps),
-        seconds=steps * step_seconds * (1 + share) + at_end,
+        seconds=steps * step_seconds * (1 + share) + around,
         tokens=steps * of_step,
         epochs=steps * of_step * token_bytes / text_bytes,
-        all_parameters=shape.all_parameters(vocab_size, tied=wish.tied),
+        all_parameters=all_parameters,
     )

@@ -13,8 +13,17 @@ from pydantic import ValidationError
 
 from sparklm.config import Config
 from sparklm.errors import UserError
+from sparklm.models.build import count_parameters
 from sparklm.placement.protocol import Placement, turns_of
-from sparklm.planning.choose import Choice, Wish, best_steps, choose, evaluation_share, last_evaluation
+from sparklm.planning.choose import (
+    Choice,
+    Wish,
+    best_steps,
+    choose,
+    evaluation_share,
+    finish_seconds,
+    last_evaluation,
+)
 from sparklm.planning.law import Training, read_fits
 from sparklm.planning.measure import MEASURING, Machine, measure
 from sparklm.planning.shapes import VOCABULARIES, Shape
@@ -28,7 +37,6 @@ from sparklm.training.run import Planned, Run
 from sparklm.training.schedule import count_warmup_steps
 from sparklm.wording import amount, count, duration
 
-FINISH_SECONDS = 4.0  # to write the model, a sample and the report
 _PREPARED_BYTES_A_SECOND = 4e6
 _SMALLEST_SHARE = 0.5  # of the minutes is for training, however long it took to come to it
 _USABLE_MEMORY = 0.7
@@ -80,7 +88,7 @@ def plan_training(config: Config, folder: Folder, placement: Placement, elapsed:
             "out --minutes"
         )
     machine = measure(config, replicas, folder / MEASURING, placement)
-    seconds = 60 * minutes - elapsed - FINISH_SECONDS - text.num_bytes / _PREPARED_BYTES_A_SECOND * (not text.is_ready)
+    seconds = 60 * minutes - elapsed - text.num_bytes / _PREPARED_BYTES_A_SECOND * (not text.is_ready)
     values = {key: _value(config, key) for key in _FIXING if config.is_given(key)}
     wish = Wish(
         seconds=max(seconds, _SMALLEST_SHARE * 60 * minutes) * (1 - _SHARE_OF_SYNCS * (replicas > 1)),
@@ -89,6 +97,7 @@ def plan_training(config: Config, folder: Folder, placement: Placement, elapsed:
         validation_fraction=config.data.validation_fraction,
         token_bytes=lambda vocab_size: text.token_bytes or fits.token_bytes(vocab_size),
         vocab_sizes=text.vocab_sizes,
+        compiling=_compiling(config, machine),
         replicas=replicas,
         turns=turns_of(replicas, placement),
         tied=config.model.tie_embeddings,
@@ -98,7 +107,7 @@ def plan_training(config: Config, folder: Folder, placement: Placement, elapsed:
     )
 
     def settings_of(choice: Choice) -> dict[str, int | float | str]:
-        return _settings(config, choice, vocabulary_is_open=text.vocabulary_is_open)
+        return _settings(config, machine, choice, vocabulary_is_open=text.vocabulary_is_open)
 
     def is_fitting(choice: Choice) -> bool:
         chosen = config.with_settings(settings_of(choice))
@@ -131,7 +140,8 @@ def as_rows(plan: Plan, config: Config) -> list[tuple[str, str, str]]:
     rows = [("setting", "value", "")]
     for key in (*keys, *(key for key in plan.settings if key not in keys)):
         value = choice.vocab_size if key == "data.vocab_size" else _value(chosen, key)
-        rows.append((key, str(value), "chosen" if key in plan.settings else "as set"))
+        shown = str(value).lower() if isinstance(value, bool) else str(value)
+        rows.append((key, shown, "chosen" if key in plan.settings else "as set"))
     return [
         *rows,
         ("parameters", f"{choice.all_parameters:,}", "with embeddings and outputs"),
@@ -199,7 +209,8 @@ def steps_in(seconds: float, config: Config, plan: WindowPlan, dataset: Dataset,
     validation, of_step = len(dataset.validation), plan.global_batch_size * config.data.window_size
     share = evaluation_share(validation / max(1, len(dataset.train)))
     share += _SHARE_OF_SYNCS * (config.distributed.replicas > 1)
-    at_end = last_evaluation(validation, of_step, step_seconds) + FINISH_SECONDS
+    at_end = last_evaluation(validation, of_step, step_seconds)
+    at_end += finish_seconds(count_parameters(config, dataset.manifest.vocab_size))
     return max(1, int(max(seconds - at_end, seconds / 2) / (step_seconds * (1 + share))))
 
 
@@ -257,7 +268,16 @@ def _value(config: Config, key: str) -> object:
     return getattr(getattr(config, section), name)
 
 
-def _settings(config: Config, choice: Choice, *, vocabulary_is_open: bool) -> dict[str, int | float | str]:
+def _compiling(config: Config, machine: Machine) -> tuple[bool, ...]:
+    """Whether to compile the network, if not both is to be thought of: it takes a while, and is worth a long training."""
+    if config.training.compile is not None or not machine.has_compiler:
+        return (bool(config.training.compile) and machine.has_compiler,)
+    return False, True
+
+
+def _settings(
+    config: Config, machine: Machine, choice: Choice, *, vocabulary_is_open: bool
+) -> dict[str, int | float | str]:
     """A choice as settings: those that are not given."""
     settings: dict[str, int | float | str | None] = {
         "data.vocab_size": choice.vocab_size if vocabulary_is_open else None,
@@ -266,6 +286,7 @@ def _settings(config: Config, choice: Choice, *, vocabulary_is_open: bool) -> di
         "model.num_layers": choice.shape.num_layers,
         "model.num_heads": None if config.model.head_size is not None else choice.shape.num_heads,
         "training.batch_size": choice.batch_size,
+        "training.compile": False if machine.has_compiler and not choice.is_compiled else None,
     }
     is_split = not config.data.has_own_validation and dataset_address(config.data) is None
     if is_split and choice.validation_fraction < config.data.validation_fraction:

@@ -29,6 +29,7 @@ class Machine:
 
     speed: Speed
     free_bytes: int  # for one replica
+    has_compiler: bool = False  # which makes steps faster than measured
 
 
 def measure(config: Config, replicas: int, folder: Folder, placement: Placement) -> Machine:
@@ -45,7 +46,7 @@ def measure(config: Config, replicas: int, folder: Folder, placement: Placement)
         )
         manifest = prepare(data, CleaningConfig(), folder / "dataset", placement)
         at_once = 1 if placement.takes_turns else replicas
-        free_bytes = 0
+        free_bytes, has_compiler = 0, False
         for width, num_layers, tokens in _LADDER:
             shape = Shape(width=width, num_layers=num_layers)
             operations = shape.step_operations(_VOCABULARY, _WINDOW, tokens)
@@ -57,7 +58,8 @@ def measure(config: Config, replicas: int, folder: Folder, placement: Placement)
             answers = measure_steps(orders, placement, "sparklm: measure this machine")
             points.append((operations, max(answer.seconds for answer in answers)))
             free_bytes = min(answer.free_bytes for answer in answers) // replicas
-        return Machine(speed=Speed(points), free_bytes=free_bytes)
+            has_compiler = all(answer.has_compiler for answer in answers)
+        return Machine(speed=Speed(points), free_bytes=free_bytes, has_compiler=has_compiler)
     finally:
         folder.remove()
 

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sparklm.planning.choose import last_evaluation
-from sparklm.planning.decide import FINISH_SECONDS, epochs_of
+from sparklm.models.build import count_parameters
+from sparklm.planning.choose import finish_seconds, last_evaluation
+from sparklm.planning.decide import epochs_of
 from sparklm.text.shards import Dataset
 from sparklm.text.windows import WindowPlan
 from sparklm.training.run import Run, make_plan
@@ -43,7 +44,8 @@ class Retiming:
 def new_total(run: Run, plan: WindowPlan, dataset: Dataset, step: int, seconds: float, left: float) -> int:
     """The steps of the whole run, where some took so many seconds and so many are left."""
     of_step = plan.global_batch_size * run.config.data.window_size
-    at_end = last_evaluation(len(dataset.validation), of_step, seconds / step) + FINISH_SECONDS
+    at_end = last_evaluation(len(dataset.validation), of_step, seconds / step)
+    at_end += finish_seconds(count_parameters(run.config, dataset.manifest.vocab_size))
     return step + max(1, step // _SHORTEST_DECAY, int((left - at_end) * step / seconds))
 
 

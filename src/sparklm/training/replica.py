@@ -75,7 +75,7 @@ class Replica:
         self.optimizer.load_tensors(self.model, tensors_below(first, OPTIMIZER_STATE))
         self.ema = Ema(config.training.ema_decay)
         self.log = EpochLog(self.plan, config.output.log_every_steps)
-        is_recorded = self.device.type == "cuda" and self._loss.is_compiled and self.optimizer.can_be_recorded
+        is_recorded = self.device.type == "cuda" and self.optimizer.can_be_recorded
         self._recorder = StepRecorder[tuple[Tally, Tensor, Tensor]]() if is_recorded else None
         self.strategy = make_strategy(self)
         self.step = 0  # steps whose gradient is computed

@@ -60,7 +60,7 @@ class Planned(BaseModel):
     """What was chosen for a run by its minutes (`plan.minutes`), and what was expected of it."""
 
     model_config = ConfigDict(frozen=True)
-    settings: dict[str, int | float | str]  # chosen; they are among those of the config
+    settings: dict[str, bool | int | float | str]  # chosen; they are among those of the config
     bits_per_byte: float | None = None  # expected; None = of networks that no fits are there for
     step_seconds: float | None = None  # measured
     fills_time: bool = False  # its length is that of the minutes, and is set anew before the rate falls

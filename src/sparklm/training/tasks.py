@@ -15,6 +15,7 @@ from sparklm.models.objectives import Tally
 from sparklm.placement.protocol import Placement
 from sparklm.training.checkpoint.cache import keep_replica, new_replica
 from sparklm.training.checkpoint.commit import read_commit
+from sparklm.training.compiling import is_compiled
 from sparklm.training.device import resident_bytes
 from sparklm.training.epoch_log import NUM_LOGGING_REPLICAS, EpochSnapshot, EpochTotals, join_steps
 from sparklm.training.evaluations import PartEvaluation, Scored, join_evaluations
@@ -140,10 +141,11 @@ class MeasureOrder(BaseModel):
 
 
 class MeasureAnswer(BaseModel):
-    """The seconds of a step, and the memory that is free where it was done."""
+    """The seconds of a step; of where it was done the memory that is free, and whether a network is compiled there."""
 
     seconds: float
     free_bytes: int
+    has_compiler: bool
 
 
 def measure_steps(orders: Sequence[MeasureOrder], placement: Placement, title: str) -> list[MeasureAnswer]:
@@ -158,7 +160,8 @@ def measure_step_task(order: str) -> str:
     replica = new_replica(parsed.run, parsed.replica)
     seconds = replica.measure_step()
     free = torch.cuda.mem_get_info()[0] if replica.device.type == "cuda" else available_memory()
-    return MeasureAnswer(seconds=seconds, free_bytes=free).model_dump_json()
+    has_compiler = is_compiled(None, replica.device)
+    return MeasureAnswer(seconds=seconds, free_bytes=free, has_compiler=has_compiler).model_dump_json()
 
 
 def write_model_task(order: str) -> str:

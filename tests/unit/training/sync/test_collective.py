@@ -6,12 +6,15 @@ import hashlib
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from sparklm.training.sync.codec import BLOCK, Codec, ordered_mean
 from sparklm.training.sync.collective import Endpoint
+from tests.conftest import STRATEGIES, run_job, tiny_config
+from tests.placements import ByProcesses
 
 PROGRAM = """
 import hashlib, json, sys, torch
@@ -71,3 +74,11 @@ def test_three_processes_have_the_mean_and_the_texts_of_all(length: int, lossy: 
 def test_the_secret_of_a_group_is_not_shown_by_accident() -> None:
     endpoint = Endpoint(host="127.0.0.1", port=1, gpus=0)
     assert endpoint.secret not in repr(endpoint)
+
+
+@pytest.mark.process
+def test_a_process_for_each_replica_gives_the_bytes_of_one_for_all(corpus_file: Path, tmp_path: Path) -> None:
+    config = tiny_config(corpus_file, *STRATEGIES["allreduce"])
+    for name, placement in (("one", None), ("processes", ByProcesses())):
+        run_job(config, tmp_path / name, placement)
+    assert (tmp_path / "one" / "model.zip").read_bytes() == (tmp_path / "processes" / "model.zip").read_bytes()
