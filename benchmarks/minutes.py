@@ -4,9 +4,10 @@
 
 BOOKS is a folder of text files; every twentieth is validation text for all. First the command chooses for itself. Then
 presets, and neighbours of the choice (wider, narrower, deeper, shallower, larger and smaller batches), train with as
-many steps as fit into the seconds that its steps took. All are commands in processes of their own. What is compared is
-bits per byte, which does not depend on the tokenizer. Left out are presets that predict embeddings, that have no
-validation text, or whose words are not all of the text.
+many steps as fit into the seconds that its steps took; or, where compiling is a part of what takes time, for the same
+minutes (--by-clock). All are commands in processes of their own. What is compared is bits per byte, which does not
+depend on the tokenizer. Left out are presets that predict embeddings, that have no validation text, or whose words are
+not all of the text.
 """
 
 from __future__ import annotations
@@ -106,6 +107,9 @@ def main() -> None:
     names = [*(f"preset {name}" for name in _PRESETS), *neighbours(dict.fromkeys(_FIELDS, 1))]
     parser.add_argument("--ways", nargs="*", default=names, choices=names, help="what to compare with")
     parser.add_argument(
+        "--by-clock", action="store_true", help="the other ways get the minutes too, not the seconds of the steps"
+    )
+    parser.add_argument(
         "--also", nargs="*", default=[], metavar="KEY=VALUE,...", help="sizes of your own, beside those"
     )
     options = parser.parse_args()
@@ -128,7 +132,10 @@ def main() -> None:
         for name in (*options.ways, *by_hand):
             arguments = ways[name]
             run = texts / name.replace(" ", "-").replace(",", "")
-            found[name] = train_for(texts, run, own.step_seconds, *arguments)
+            if options.by_clock:
+                found[name] = train(texts, run, *arguments, "--minutes", str(options.minutes))
+            else:
+                found[name] = train_for(texts, run, own.step_seconds, *arguments)
             print(name, found[name], sep="   ", file=sys.stderr)
         rows = [_row(name, trained, own) for name, trained in found.items()]
     header = ["way", "sizes", "steps", "seconds of steps", "bits per byte", "/ chosen"]

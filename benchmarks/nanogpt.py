@@ -76,7 +76,7 @@ GPU = Sizes(
     dropout=0.2,
     steps=5000,
     goal=1.4697,
-    steps_to_goal=900,
+    steps_to_goal=420,
 )
 
 

@@ -55,8 +55,8 @@ PRIORS = {
     "heart_power": (1.5, 1.5),
     "heart_size_power": (0.3, 1.5),
 }
-# Measured on one H200, and of sizes that this grid does not reach: the same 80 books, 16 384 ids, windows of 1024 tokens,
-# 32 768 tokens a step. Parameters inside, steps, and nats per token of other validation text than the grid's.
+# Measured on one H200, and of sizes that this grid does not reach: the same 80 books, 16 384 ids, 32 768 tokens a step
+# in windows of 1024. Parameters inside, steps, and nats per token of other validation text than the grid's.
 LARGE_RUNS = (
     (84_934_656, 385, 4.389),  # 12 x 768
     (56_623_104, 510, 4.349),  # 8 x 768

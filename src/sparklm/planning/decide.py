@@ -269,7 +269,7 @@ def _value(config: Config, key: str) -> object:
 
 
 def _compiling(config: Config, machine: Machine) -> tuple[bool, ...]:
-    """Whether to compile the network, if not both is to be thought of: it takes a while, and is worth a long training."""
+    """Whether to compile the network, or both to choose from: it takes a while, and is worth it in a long training."""
     if config.training.compile is not None or not machine.has_compiler:
         return (bool(config.training.compile) and machine.has_compiler,)
     return False, True

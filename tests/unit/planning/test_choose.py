@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from sparklm.errors import UserError
-from sparklm.planning.choose import FEWEST_STEPS, Choice, Speed, Wish, choose
+from sparklm.planning.choose import FEWEST_STEPS, Choice, Speed, Wish, choose, finish_seconds
 from sparklm.planning.law import read_fits
 from sparklm.planning.shapes import BATCHES, Shape, depths, shapes
 
@@ -101,3 +101,25 @@ def test_the_law_is_near_the_runs_that_it_comes_from() -> None:
 def test_depth_goes_with_width() -> None:
     assert [depths(width) for width in (64, 512, 2048)] == [[2], [16, 12, 8], [24]]
     assert (Shape(width=128, num_layers=4).num_heads, Shape(width=512, num_layers=8).num_heads) == (None, 4)
+
+
+def test_compiling_pays_in_long_trainings_alone() -> None:
+    short, long = (chosen(minutes, speed=FAST, compiling=(False, True)) for minutes in (0.5, 60))
+    assert not short.is_compiled
+    assert long.is_compiled
+    assert long.bits_per_byte <= chosen(60, speed=FAST).bits_per_byte
+    assert long.seconds <= 3600
+
+
+def test_little_text_has_no_network_that_could_know_it_by_heart() -> None:
+    wish = {"seconds": 3600.0, "token_bytes": FITS.token_bytes}
+    for megabytes in (0.1, 1, 10):
+        choice = choose(Wish(text_bytes=1e6 * megabytes, **wish), FAST, FITS)  # type: ignore[arg-type]
+        assert choice.shape.parameters <= 3e6 * megabytes
+    given = chosen(60, 0.1, FAST, given={"model.width": 512, "model.num_layers": 8})
+    assert given.shape == Shape(width=512, num_layers=8)
+
+
+def test_a_large_model_takes_longer_to_write() -> None:
+    assert finish_seconds(1_000_000) < 5
+    assert finish_seconds(200_000_000) > 10
