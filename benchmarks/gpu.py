@@ -185,7 +185,7 @@ def compare_steps(options: argparse.Namespace, way: Way, windows: int) -> Compar
 
 def compare_nanochat(options: argparse.Namespace) -> Iterator[Comparison]:
     """The seconds to the loss that nanochat ends with."""
-    ways = [(way, _part(way.steps, options)) for way in WAYS]
+    ways = [(way, _part(way.steps, options)) for way in _ways(options)]
 
     def make_peer(replica: Replica, steps: int, seed: int) -> NanoChat:
         return NanoChat(options, replica, options.windows, steps, seed)
@@ -196,7 +196,7 @@ def compare_nanochat(options: argparse.Namespace) -> Iterator[Comparison]:
 def compare_nanogpt(options: argparse.Namespace) -> Iterator[Comparison]:
     """The seconds to the loss that nanoGPT ends with."""
     windows = 4 * options.windows
-    ways = [(way, _part(way.steps_of_nanogpt, options)) for way in WAYS if way.steps_of_nanogpt]
+    ways = [(way, _part(way.steps_of_nanogpt, options)) for way in _ways(options) if way.steps_of_nanogpt]
 
     def make_peer(replica: Replica, steps: int, seed: int) -> NanoGpt:
         sizes = Sizes(
@@ -278,6 +278,10 @@ def _train_way(options: argparse.Namespace, way: Way, steps: int, seed: int) -> 
         return seconds, own_loss(replica)
 
 
+def _ways(options: argparse.Namespace) -> list[Way]:
+    return [WAYS[number - 1] for number in options.ways]
+
+
 def _part(steps: int | None, options: argparse.Namespace) -> int:
     return max(_UNTIMED_STEPS, round((steps or 0) * float(options.part)))
 
@@ -288,6 +292,8 @@ def main() -> None:
     parser.add_argument("dataset", help="a folder that `sparklm prepare` made")
     parser.add_argument("--nanochat", type=Path, metavar="DIR", help="a checkout of nanochat")
     parser.add_argument("--nanogpt", type=Path, metavar="DIR", help="a checkout of nanoGPT")
+    everything = list(range(1, len(WAYS) + 1))
+    parser.add_argument("--ways", type=int, nargs="*", default=everything, choices=everything, help="of WAYS")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--windows", type=int, default=32, help="of a step")
     parser.add_argument("--nanochat-steps", type=int, default=450)
@@ -308,7 +314,7 @@ def main() -> None:
 
 def _comparisons(options: argparse.Namespace) -> Iterator[Comparison]:
     if options.nanochat is not None:
-        for way, windows in itertools.product(WAYS, options.step_windows):
+        for way, windows in itertools.product(_ways(options), options.step_windows):
             yield compare_steps(options, way, windows)
         if options.seeds:
             yield from compare_nanochat(options)
