@@ -104,10 +104,10 @@ def test_depth_goes_with_width() -> None:
 
 
 def test_compiling_pays_in_long_trainings_alone() -> None:
-    short, long = (chosen(minutes, speed=FAST, compiling=(False, True)) for minutes in (0.5, 60))
+    short, long = (chosen(minutes, 2000, FAST, compiling=(False, True)) for minutes in (0.5, 60))
     assert not short.is_compiled
     assert long.is_compiled
-    assert long.bits_per_byte <= chosen(60, speed=FAST).bits_per_byte
+    assert long.bits_per_byte < chosen(60, 2000, FAST).bits_per_byte
     assert long.seconds <= 3600
 
 
