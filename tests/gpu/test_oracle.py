@@ -37,25 +37,19 @@ def long_text(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("compiles", ["true", "false"], ids=["compiled", "plain"])
 @pytest.mark.parametrize(
     "settings",
     [(), STRATEGIES["allreduce"], STRATEGIES["averaging"], (*STRATEGIES["diloco"], *_INT8)],
     ids=["one replica", "allreduce", "averaging", "diloco, int8"],
 )
 def test_every_exchange_gives_the_bytes_of_one_process(
-    long_text: Path, tmp_path: Path, settings: tuple[str, ...]
+    long_text: Path, tmp_path: Path, settings: tuple[str, ...], compiles: str
 ) -> None:
-    config, models = tiny_config(long_text, *_SIZES, *settings), {}
+    config, models = tiny_config(long_text, *_SIZES, *settings, f"training.compile={compiles}"), {}
     run_job(config, tmp_path / "expected")
     for name, make_placement in _EXCHANGES.items():
         run_job(config, tmp_path / name, make_placement())
         models[name] = (tmp_path / name / "model.zip").read_bytes()
     expected = (tmp_path / "expected" / "model.zip").read_bytes()
     assert {name: model == expected for name, model in models.items()} == dict.fromkeys(_EXCHANGES, True)
-
-
-def test_a_training_that_is_not_compiled_gives_the_same_bytes_twice(long_text: Path, tmp_path: Path) -> None:
-    config = tiny_config(long_text, *_SIZES, "training.compile=false")
-    for name in ("once", "twice"):
-        run_job(config, tmp_path / name)
-    assert (tmp_path / "once" / "model.zip").read_bytes() == (tmp_path / "twice" / "model.zip").read_bytes()
