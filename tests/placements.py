@@ -80,13 +80,17 @@ class ByProcesses(InProcess):
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         command = [sys.executable, "-c", _RANK]
         processes = [subprocess.Popen(command, **pipes) for _ in range(run.config.distributed.replicas)]
-        endpoints = [json.loads(process.stdout.readline()) for process in processes]
-        for rank, process in enumerate(processes):
-            process.stdin.write(json.dumps([rank, order, endpoints]) + "\n")
-            process.stdin.flush()
-        for process in processes:
-            process.communicate(timeout=250)
-            assert process.returncode == 0, process.args
+        try:
+            endpoints = [json.loads(process.stdout.readline()) for process in processes]
+            for rank, process in enumerate(processes):
+                process.stdin.write(json.dumps([rank, order, endpoints]) + "\n")
+                process.stdin.flush()
+            for process in processes:
+                process.communicate(timeout=250)
+                assert process.returncode == 0, process.args
+        finally:
+            for process in processes:
+                process.kill()
         return EpochWork()
 
 
