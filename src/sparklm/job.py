@@ -127,7 +127,7 @@ def train(
             dataset = _reopen(run, placement, resume)
             plan = make_plan(run.config, dataset)
         if run.threads > 1 and _is_here(config):
-            _warn_of_load(load.read(), watcher)
+            _warn_of_load(load.read(), run.threads, watcher)
         identified = identify(run=run.run_id)
         with exporting(run, watcher.warn) as exporters:
             minutes = run.config.plan.minutes if found is None else None
@@ -467,12 +467,16 @@ def _replicas(config: Config) -> str:
     return f", {distributed.replicas} replicas that sync {when} ({distributed.strategy})"
 
 
-def _warn_of_load(busy_cores: float, watcher: Watcher) -> None:
+def _warn_of_load(busy_cores: float, threads: int, watcher: Watcher) -> None:
     """Say that others want the cores: steps take longer, and an estimate of the time is too short."""
-    if busy_cores >= BUSY_CORES:
-        watcher.warn(
-            f"other programs keep {busy_cores:.1f} of {os.cpu_count()} cores busy: steps take longer than they might"
-        )
+    if busy_cores < BUSY_CORES:
+        return
+    num_cores = os.cpu_count() or 1
+    free = max(1, num_cores - round(busy_cores))
+    remedy = f"; beside them, a run begun with training.threads={free} is quicker" if threads > free else ""
+    watcher.warn(
+        f"other programs keep {busy_cores:.1f} of {num_cores} cores busy: steps take longer than they might{remedy}"
+    )
 
 
 def describe_work(run: Run, plan: WindowPlan, vocab_size: int) -> str:
