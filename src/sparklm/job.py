@@ -74,7 +74,7 @@ from sparklm.training.run import (
     write_run,
 )
 from sparklm.training.stopping import StopRequest
-from sparklm.training.tasks import MeasureOrder, ModelOrder, measure_steps, write_model_task
+from sparklm.training.tasks import MeasureOrder, ModelOrder, measure_steps, slowest, write_model_task
 from sparklm.wording import amount, count, duration, size
 
 _MADE_BY_TRAINING = (METRICS, STEPS, EVALUATIONS, SAMPLES, TASKS, CHECKPOINTS, PROGRESS, "tensorboard")
@@ -361,8 +361,8 @@ def _limit_time(run: Run, plan: WindowPlan, dataset: Dataset, placement: Placeme
     """
     replicas, watcher = run.config.distributed.replicas, placement.watcher
     orders = [MeasureOrder(run=run, replica=replica) for replica in range(replicas)]
-    answers = measure_steps(orders, placement, "sparklm: measure a step")
-    seconds = turns_of(replicas, placement) * max(answer.seconds for answer in answers)
+    answer = slowest(measure_steps(orders, placement, "sparklm: measure a step"))
+    seconds = turns_of(replicas, placement) * answer.seconds
     limit, room = run.config.training.max_minutes, math.inf
     if limit is not None:
         room = steps_in(60 * limit, run.config, plan, dataset, seconds)

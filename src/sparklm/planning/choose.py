@@ -10,9 +10,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from sparklm.errors import UserError
 from sparklm.planning.law import Fits, Training
-from sparklm.planning.shapes import BATCHES, VOCABULARIES, Shape, shapes, window_for
+from sparklm.planning.shapes import BATCHES, VOCABULARIES, Shape, Work, shapes, window_for
 from sparklm.wording import amount, duration
 
 FEWEST_STEPS = 200  # with fewer, a rate has hardly risen when it falls; the law knows little of so few
@@ -28,30 +30,45 @@ _VALIDATED = 0.08  # tokens of validation text for each that is trained on, at m
 _NEAR_PARAMETERS = math.log(1.25)  # how far a shape may be off the number of parameters that is asked for
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Speed:
-    """How long steps take on a machine, by their number of operations: as measured, in between by the logarithm.
+    """How long a machine takes for the parts of a step's work."""
 
-    Smaller steps than those measured take as long as the smallest, larger ones run at the rate of the largest.
-    """
+    layer_seconds: float
+    operation_seconds: float
+    number_seconds: float
 
-    measured: Sequence[tuple[float, float]]  # operations and seconds, in rising order
-
-    def seconds(self, operations: float) -> float:
+    def seconds(self, work: Work) -> float:
         """The time of a step.
 
-        >>> speed = Speed([(1e9, 0.01), (1e11, 0.5)])
-        >>> speed.seconds(1e8), round(speed.seconds(1e10), 4), speed.seconds(2e11)
-        (0.01, 0.0707, 1.0)
+        >>> speed = Speed(layer_seconds=0.01, operation_seconds=1e-10, number_seconds=1e-9)
+        >>> round(speed.seconds(Work(layers=2, operations=1e9, numbers=1e8)), 6)
+        0.22
         """
-        (first, quickest), (last, slowest) = self.measured[0], self.measured[-1]
-        if operations <= first:
-            return quickest
-        for (low, before), (high, after) in itertools.pairwise(self.measured):
-            if operations <= high:
-                part = math.log(operations / low) / math.log(high / low)
-                return math.exp((1 - part) * math.log(before) + part * math.log(after))
-        return slowest * operations / last
+        of_products = self.operation_seconds * work.operations
+        return self.layer_seconds * work.layers + of_products + self.number_seconds * work.numbers
+
+    @classmethod
+    def fitted(cls, measured: Sequence[tuple[Work, float]]) -> Speed:
+        """The speed that is nearest to the seconds of some steps, relatively; nothing takes less than no time.
+
+        >>> speed = Speed(layer_seconds=0.01, operation_seconds=0.0, number_seconds=1e-9)
+        >>> works = [Work(layers=n, operations=5e8 * n**3, numbers=1e7 * n**2) for n in range(1, 5)]
+        >>> fitted = Speed.fitted([(work, speed.seconds(work)) for work in works])
+        >>> all(math.isclose(fitted.seconds(work), speed.seconds(work)) for work in works)
+        True
+        """
+        works = np.array([(work.layers, work.operations, work.numbers) for work, _ in measured])
+        parts = works / np.array([seconds for _, seconds in measured])[:, None]
+        largest, found = parts.max(axis=0), []
+        for used in (list(each) for size in (1, 2, 3) for each in itertools.combinations(range(3), size)):
+            rates = np.zeros(3)
+            rates[used] = np.linalg.lstsq((parts / largest)[:, used], np.ones(len(parts)), rcond=None)[0]
+            if rates.min() >= 0.0:
+                miss = float(np.square(parts / largest @ rates - 1.0).sum())
+                found.append((miss, (rates / largest).tolist()))
+        _, (of_layer, of_operation, of_number) = min(found)
+        return cls(layer_seconds=of_layer, operation_seconds=of_operation, number_seconds=of_number)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +209,7 @@ def _at_length(
     given, token_bytes = wish.given, wish.token_bytes(vocab_size)
     of_replica = batch_size * given.get("training.accumulation_steps", 1) * window
     of_step = of_replica * wish.replicas
-    step_seconds = wish.turns * speed.seconds(shape.step_operations(vocab_size, window, of_replica))
+    step_seconds = wish.turns * speed.seconds(shape.step_work(vocab_size, window, of_replica))
     all_parameters = shape.all_parameters(vocab_size, tied=wish.tied)
     around = finish_seconds(all_parameters)
     if is_compiled:

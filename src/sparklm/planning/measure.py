@@ -9,17 +9,25 @@ import numpy as np
 from sparklm.config import CleaningConfig, Config, DataConfig
 from sparklm.placement.protocol import Placement
 from sparklm.planning.choose import Speed
-from sparklm.planning.shapes import Shape
+from sparklm.planning.shapes import Shape, Work
 from sparklm.storage import Folder
 from sparklm.text.prepare import prepare
+from sparklm.text.shards import Manifest
 from sparklm.training.device import replica_threads
 from sparklm.training.run import new_run
-from sparklm.training.tasks import MeasureOrder, measure_steps
+from sparklm.training.tasks import MeasureAnswer, MeasureOrder, measure_steps, slowest
 
 MEASURING = "measuring"  # a folder, for as long as it takes
-_VOCABULARY, _WINDOW, _NUM_IDS = 2048, 128, 100_000
+_WINDOW, _NUM_IDS = 128, 100_000
+_FEW_IDS, _MANY_IDS = 2048, 16_384
 # Networks from small to large, and the tokens of a step of each.
-_LADDER = ((64, 2, 512), (128, 4, 1024), (256, 8, 2048), (512, 12, 8192), (1024, 16, 16_384))
+_LADDER = (
+    (Shape(width=64, num_layers=2), 512),
+    (Shape(width=128, num_layers=4), 1024),
+    (Shape(width=256, num_layers=8), 2048),
+    (Shape(width=512, num_layers=12), 8192),
+    (Shape(width=1024, num_layers=16), 16_384),
+)
 _FEWEST, _LONGEST_STEP_SECONDS = 2, 1.0
 
 
@@ -35,33 +43,50 @@ class Machine:
 def measure(config: Config, replicas: int, folder: Folder, placement: Placement) -> Machine:
     """Do some steps of larger and larger networks, on all replicas' places at once, until one takes long.
 
-    They are not compiled, which would take longer than all else. `folder` is removed at the end.
+    Then of the smallest with many token ids, on as many tokens as the largest had. They are not compiled, which would
+    take longer than all else. `folder` is removed at the end.
     """
+    at_once = 1 if placement.takes_turns else replicas
     try:
-        points: list[tuple[float, float]] = []
-        ids = np.random.default_rng(0).integers(_VOCABULARY, size=_NUM_IDS)
-        folder.write_text("ids.txt", " ".join(map(str, ids)))
-        data = DataConfig(
-            corpus=folder.address("ids.txt"), format="tokens", vocab_size=_VOCABULARY, validation_fraction=0
-        )
-        manifest = prepare(data, CleaningConfig(), folder / "dataset", placement)
-        at_once = 1 if placement.takes_turns else replicas
-        free_bytes, has_compiler = 0, False
-        for width, num_layers, tokens in _LADDER:
-            shape = Shape(width=width, num_layers=num_layers)
-            operations = shape.step_operations(_VOCABULARY, _WINDOW, tokens)
-            if len(points) >= _FEWEST and points[-1][1] * operations / points[-1][0] > _LONGEST_STEP_SECONDS:
-                break
-            reference = _reference(config, shape, tokens)
-            run = new_run(folder, reference, "dataset", manifest, replica_threads(reference, placement))
+        manifests = {size: _random_text(size, folder, placement) for size in (_FEW_IDS, _MANY_IDS)}
+        measured: list[tuple[Work, float]] = []
+
+        def measure_one(shape: Shape, tokens: int, vocab_size: int) -> MeasureAnswer:
+            reference, manifest = _reference(config, shape, tokens), manifests[vocab_size]
+            threads = replica_threads(reference, placement)
+            run = new_run(folder, reference, _dataset(vocab_size), manifest, threads)
             orders = [MeasureOrder(run=run, replica=0)] * at_once
-            answers = measure_steps(orders, placement, "sparklm: measure this machine")
-            points.append((operations, max(answer.seconds for answer in answers)))
-            free_bytes = min(answer.free_bytes for answer in answers) // replicas
-            has_compiler = all(answer.has_compiler for answer in answers)
-        return Machine(speed=Speed(points), free_bytes=free_bytes, has_compiler=has_compiler)
+            answer = slowest(measure_steps(orders, placement, "sparklm: measure this machine"))
+            measured.append((shape.step_work(vocab_size, _WINDOW, tokens), answer.seconds))
+            return answer
+
+        for shape, tokens in _LADDER:
+            if len(measured) >= _FEWEST:
+                work, seconds = measured[-1]
+                next_work = shape.step_work(_FEW_IDS, _WINDOW, tokens)
+                if seconds * next_work.operations / work.operations > _LONGEST_STEP_SECONDS:
+                    break
+            answer, most_tokens = measure_one(shape, tokens, _FEW_IDS), tokens
+        measure_one(_LADDER[0][0], most_tokens, _MANY_IDS)
+        return Machine(
+            speed=Speed.fitted(measured),
+            free_bytes=answer.free_bytes // replicas,
+            has_compiler=answer.has_compiler,
+        )
     finally:
         folder.remove()
+
+
+def _dataset(vocab_size: int) -> str:
+    return f"dataset-{vocab_size}"
+
+
+def _random_text(vocab_size: int, folder: Folder, placement: Placement) -> Manifest:
+    """Make a dataset of so many token ids."""
+    ids, name = np.random.default_rng(0).integers(vocab_size, size=_NUM_IDS), f"ids-{vocab_size}.txt"
+    folder.write_text(name, " ".join(map(str, ids)))
+    data = DataConfig(corpus=folder.address(name), format="tokens", vocab_size=vocab_size, validation_fraction=0)
+    return prepare(data, CleaningConfig(), folder / _dataset(vocab_size), placement)
 
 
 def _reference(config: Config, shape: Shape, tokens: int) -> Config:

@@ -154,6 +154,15 @@ def measure_steps(orders: Sequence[MeasureOrder], placement: Placement, title: s
     return [MeasureAnswer.model_validate_json(answer) for answer in answers]
 
 
+def slowest(answers: Sequence[MeasureAnswer]) -> MeasureAnswer:
+    """What replicas that step together have: the time of the slowest, the least memory."""
+    return MeasureAnswer(
+        seconds=max(answer.seconds for answer in answers),
+        free_bytes=min(answer.free_bytes for answer in answers),
+        has_compiler=all(answer.has_compiler for answer in answers),
+    )
+
+
 def measure_step_task(order: str) -> str:
     """Measure a step, wherever this is."""
     parsed = MeasureOrder.model_validate_json(order)

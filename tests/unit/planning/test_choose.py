@@ -12,8 +12,8 @@ from sparklm.planning.law import read_fits
 from sparklm.planning.shapes import BATCHES, Shape, depths, shapes
 
 FITS = read_fits()
-SLOW = Speed([(5e8, 0.01), (1e10, 0.2)])  # two cores
-FAST = Speed([(5e8, 0.004), (1e10, 0.005), (1e13, 0.05)])  # a GPU
+SLOW = Speed(layer_seconds=3e-3, operation_seconds=5e-12, number_seconds=2e-9)  # two cores
+FAST = Speed(layer_seconds=4e-4, operation_seconds=4e-15, number_seconds=4e-12)  # a GPU
 
 
 def chosen(minutes: float = 5, megabytes: float = 35, speed: Speed = SLOW, **more: object) -> Choice:
