@@ -98,6 +98,23 @@ def test_the_law_is_near_the_runs_that_it_comes_from() -> None:
         assert FITS.law.bits_per_byte(run.training) == pytest.approx(run.bits_per_byte, rel=0.1)
 
 
+def test_nothing_takes_less_than_no_time_however_odd_the_measurements() -> None:
+    works = [shape.step_work(2048, 128, 1024) for shape in shapes()[:4]]
+    for seconds in ((0.01, 0.01, 0.01, 0.01), (0.4, 0.3, 0.2, 0.1), (0.01, 0.5, 0.01, 0.5)):
+        speed = Speed.fitted(list(zip(works, seconds, strict=True)))
+        rates = speed.layer_seconds, speed.operation_seconds, speed.number_seconds
+        assert min(rates) >= 0.0
+        assert max(rates) > 0.0
+
+
+def test_scores_of_many_ids_take_time_beyond_their_operations() -> None:
+    shape, tokens = Shape(width=64, num_layers=2), 4096
+    few, many = (shape.step_work(vocab_size, 128, tokens) for vocab_size in (2048, 16_384))
+    assert many.numbers - few.numbers == tokens * (16_384 - 2048)
+    by_scores = Speed(layer_seconds=0.0, operation_seconds=0.0, number_seconds=1e-9)
+    assert by_scores.seconds(many) > 3 * by_scores.seconds(few)
+
+
 def test_depth_goes_with_width() -> None:
     assert [depths(width) for width in (64, 512, 2048)] == [[2], [16, 12, 8], [24]]
     assert (Shape(width=128, num_layers=4).num_heads, Shape(width=512, num_layers=8).num_heads) == (None, 4)
