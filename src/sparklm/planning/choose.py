@@ -19,13 +19,13 @@ from sparklm.wording import amount, duration
 
 FEWEST_STEPS = 200  # with fewer, a rate has hardly risen when it falls; the law knows little of so few
 _FEWEST_AT_ALL = 10  # where time is that short
-_PRICE_OF_EVALUATION = 1 / 2  # of a token, in that of training on it: a third, or more where that is in bfloat16
-_SHARE_OF_SAMPLING = 0.01  # of the time: evaluations within epochs
+_PRICE_OF_EVALUATION = 2 / 3  # of a token, in that of training on it; a third where both are in one precision
+_SHARE_OF_SAMPLING = 0.02  # of the time: evaluations within epochs, with their samples
 _SHARE_OF_EVALUATIONS = 0.05  # of the time: all of them, where validation text is a part of the text that is chosen
 _MOST_PARAMETERS_A_BYTE = 3.0  # of text: how they learn that have more is not known
 _COMPILED = 1.8  # times as fast are steps once torch's compiler has been at them
 _COMPILING, _COMPILING_A_LAYER = 13.0, 3.0  # seconds until then
-_FINISH, _FINISH_A_PARAMETER = 4.0, 5e-8  # seconds to write the model, a sample and the report
+_FINISH, _FINISH_A_PARAMETER = 3.0, 5e-8  # seconds to write the model, a sample and the report
 _VALIDATED = 0.08  # tokens of validation text for each that is trained on, at most
 _NEAR_PARAMETERS = math.log(1.25)  # how far a shape may be off the number of parameters that is asked for
 
