@@ -15,7 +15,7 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,26 @@ LARGE_RUNS = (
     (40_108_032, 450, 4.351),  # 12 x 768, feed-forward layers of 768, two heads of keys and values
 )
 LARGE_BATCH, LARGE_TEXT_TOKENS = 32_768, 7_972_624
-LEAST_LARGE = 20_000_000  # parameters
+# Measured by benchmarks/minutes.py on two cores, for one minute and for five: width, layers, token ids, tokens a step,
+# steps, and bits per byte; again of other validation text.
+PLANNED_RUNS = (
+    (64, 2, 8192, 16_384, 144, 1.9088),
+    (64, 2, 8192, 8192, 270, 1.8905),
+    (96, 2, 8192, 16_384, 117, 1.9349),
+    (128, 4, 16_384, 512, 787, 1.9816),
+    (128, 2, 4096, 4096, 556, 1.8397),
+    (128, 2, 4096, 2048, 970, 1.8522),
+    (128, 2, 4096, 8192, 286, 1.8663),
+    (192, 2, 4096, 4096, 400, 1.8500),
+    (128, 4, 8192, 8192, 846, 1.6930),
+    (128, 4, 8192, 8192, 867, 1.6915),
+    (128, 4, 8192, 4096, 1797, 1.6939),
+    (128, 4, 16_384, 512, 4530, 1.8390),
+    (128, 4, 16_384, 512, 5263, 1.8322),
+    (128, 3, 4096, 8192, 1377, 1.7137),
+    (128, 4, 4096, 4096, 2650, 1.7066),
+)
+PLANNED_TEXT_BYTES = 33.1e6
 NOISE = 0.01  # relative, of a measured loss
 
 
@@ -233,8 +252,25 @@ def large_runs(token_bytes: float) -> list[MeasuredRun]:
     ]
 
 
-def fit(runs: Sequence[MeasuredRun], large: Sequence[MeasuredRun]) -> tuple[Law, float]:
-    """The law's constants by least squares of relative errors, and the error that is left of the first runs.
+def planned_runs(token_bytes: Mapping[int, float]) -> list[MeasuredRun]:
+    """The runs of PLANNED_RUNS."""
+    return [
+        MeasuredRun(
+            training=Training(
+                parameters=Shape(width=width, num_layers=num_layers).parameters,
+                vocab_size=vocab_size,
+                batch_tokens=batch_tokens,
+                text_bytes=PLANNED_TEXT_BYTES,
+                seen_bytes=steps * batch_tokens * token_bytes[vocab_size],
+            ),
+            bits_per_byte=bits,
+        )
+        for width, num_layers, vocab_size, batch_tokens, steps, bits in PLANNED_RUNS
+    ]
+
+
+def fit(grid: Sequence[MeasuredRun], others: Sequence[MeasuredRun]) -> tuple[Law, float]:
+    """The law's constants by least squares of relative errors, and the error that is left of the grid.
 
     Constants are positive, so it is their logarithms that are sought, by Levenberg and Marquardt's method; what little
     is known of them before (PRIORS) keeps those in bounds that the runs say nothing of.
@@ -246,7 +282,7 @@ def fit(runs: Sequence[MeasuredRun], large: Sequence[MeasuredRun]) -> tuple[Law,
     def law(place: npt.NDArray[np.float64]) -> Law:
         return Law(**dict(zip(names, np.exp(place).tolist(), strict=True)))
 
-    known = [*runs, *large]
+    known = [*grid, *others]
 
     def misses(place: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         there = law(place)
@@ -265,7 +301,7 @@ def fit(runs: Sequence[MeasuredRun], large: Sequence[MeasuredRun]) -> tuple[Law,
                 break
         else:
             damping = min(damping * 4, 1e12)
-    return law(place), float(np.sqrt(np.mean((now[: len(runs)] * NOISE) ** 2)))
+    return law(place), float(np.sqrt(np.mean((now[: len(grid)] * NOISE) ** 2)))
 
 
 def train_all(options: argparse.Namespace) -> tuple[list[MeasuredRun], dict[int, float]]:
@@ -292,10 +328,10 @@ def train_all(options: argparse.Namespace) -> tuple[list[MeasuredRun], dict[int,
     return [MeasuredRun.model_validate(entry["run"]) for entry in done], token_bytes
 
 
-def runs_again(file: Path) -> tuple[list[MeasuredRun], dict[int, float]]:
+def grid_again(file: Path) -> tuple[list[MeasuredRun], dict[int, float]]:
     """The same from a file that was made before."""
     fits = Fits.model_validate_json(file.read_text())
-    return [run for run in fits.runs if run.training.parameters < LEAST_LARGE], fits.bytes_per_token
+    return fits.grid, fits.bytes_per_token
 
 
 def main() -> None:
@@ -309,15 +345,14 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trainings at a time")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no further training after so long")
     options = parser.parse_args()
-    small, token_bytes = runs_again(options.out) if options.grid == "none" else train_all(options)
-    large = large_runs(token_bytes[VOCABULARIES[-1]])
-    law, error = fit(small, large)
-    runs = [*small, *large]
-    fits = Fits(law=law, error=error, bytes_per_token=token_bytes, runs=runs)
+    grid, token_bytes = grid_again(options.out) if options.grid == "none" else train_all(options)
+    others = [*planned_runs(token_bytes), *large_runs(token_bytes[VOCABULARIES[-1]])]
+    law, error = fit(grid, others)
+    fits = Fits(law=law, error=error, bytes_per_token=token_bytes, grid=grid, others=others)
     options.out.write_text(fits.model_dump_json(indent=1) + "\n")
-    for run in runs:
+    for run in (*grid, *others):
         print(f"measured {run.bits_per_byte:.4f}, expected {law.bits_per_byte(run.training):.4f}: {run.training!r}")
-    print(f"{law!r}\n{len(runs)} runs, relative error {error:.4f}: {options.out}")
+    print(f"{law!r}\n{len(grid)} and {len(others)} runs, relative error {error:.4f}: {options.out}")
 
 
 if __name__ == "__main__":

@@ -86,9 +86,10 @@ class Fits(BaseModel):
 
     model_config = ConfigDict(frozen=True)
     law: Law
-    error: float  # of the law on the small ones of these runs: the root of the mean square of relative errors
+    error: float  # of the law on the grid: the root of the mean square of relative errors
     bytes_per_token: dict[int, float]  # of vocabularies learned by BPE
-    runs: list[MeasuredRun]
+    grid: list[MeasuredRun]
+    others: list[MeasuredRun]  # with other validation text
 
     def token_bytes(self, vocab_size: int) -> float:
         """Bytes of text that a token of a vocabulary stands for, on average; in between as the logarithm says.
