@@ -361,15 +361,15 @@ def _limit_time(run: Run, plan: WindowPlan, dataset: Dataset, placement: Placeme
     """
     replicas, watcher = run.config.distributed.replicas, placement.watcher
     orders = [MeasureOrder(run=run, replica=replica) for replica in range(replicas)]
-    answer = slowest(measure_steps(orders, placement, "sparklm: measure a step"))
-    seconds = turns_of(replicas, placement) * answer.seconds
+    step = slowest(measure_steps(orders, placement, "sparklm: measure a step"))
+    step.seconds *= turns_of(replicas, placement)
     limit, room = run.config.training.max_minutes, math.inf
     if limit is not None:
-        room = steps_in(60 * limit, run.config, plan, dataset, seconds)
-        watcher.note(f"a step takes {seconds:.3g} s here: {duration(60 * limit)} have room for {room:,}")
+        room = steps_in(60 * limit, run.config, plan, dataset, step)
+        watcher.note(f"a step takes {step.seconds:.3g} s here: {duration(60 * limit)} have room for {room:,}")
     if run.planned is not None:
-        run = set_length(run, plan, dataset, seconds, time.monotonic() - came)
-        watcher.note(describe_length(run, seconds))
+        run = set_length(run, plan, dataset, step, time.monotonic() - came)
+        watcher.note(describe_length(run, step.seconds))
         plan = make_plan(run.config, dataset)
     if room >= plan.total_steps:
         return run

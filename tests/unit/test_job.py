@@ -143,6 +143,7 @@ def test_minutes_are_turned_into_steps_once_when_a_run_begins(
     corpus_file: Path, tmp_path: Path, replicas: int, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Replica, "measure_step", lambda replica: 2.0)
+    monkeypatch.setattr(Replica, "measure_evaluation", lambda replica, step_seconds: 0.5)
     settings = ("training.max_minutes=1", f"distributed.replicas={replicas}", "training.epochs=50")
     config, run, watcher = tiny_config(corpus_file, *settings), tmp_path / "run", RecordingWatcher()
     run_job(config, run, watcher=watcher)
@@ -157,7 +158,10 @@ def test_minutes_are_turned_into_steps_once_when_a_run_begins(
 
 def test_a_step_is_measured_by_doing_some(corpus_file: Path, tmp_path: Path) -> None:
     run_job(tiny_config(corpus_file, "training.epochs=1", "output.log_every_steps=1"), tmp_path / "run")
-    assert 0 < Replica(read_run(Folder(str(tmp_path / "run")))).measure_step() < 10
+    replica = Replica(read_run(Folder(str(tmp_path / "run"))))
+    seconds = replica.measure_step()
+    assert 0 < seconds < 10
+    assert 0 < replica.measure_evaluation(seconds) < 1000
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from sparklm.wording import amount, duration
 
 FEWEST_STEPS = 200  # with fewer, a rate has hardly risen when it falls; the law knows little of so few
 _FEWEST_AT_ALL = 10  # where time is that short
-_PRICE_OF_EVALUATION = 2 / 3  # of a token, in that of training on it; a third where both are in one precision
+PRICE_OF_EVALUATION = 2 / 3  # of a token, in that of training on it, until it is measured
 _SHARE_OF_SAMPLING = 0.02  # of the time: evaluations within epochs, with their samples
 _SHARE_OF_EVALUATIONS = 0.05  # of the time: all of them, where validation text is a part of the text that is chosen
 _MOST_PARAMETERS_A_BYTE = 3.0  # of text: how they learn that have more is not known
@@ -131,14 +131,9 @@ def choose(wish: Wish, speed: Speed, fits: Fits, fitting: Callable[[Choice], boo
     )
 
 
-def evaluation_share(validation_per_text: float) -> float:
+def evaluation_share(validation_per_text: float, price: float = PRICE_OF_EVALUATION) -> float:
     """The time of evaluations, in that of the steps: those within epochs, and of all validation text after each."""
-    return _SHARE_OF_SAMPLING + _PRICE_OF_EVALUATION * validation_per_text
-
-
-def last_evaluation(validation_tokens: float, tokens_of_a_step: int, step_seconds: float) -> float:
-    """The seconds of the evaluation after the last step, which may be in the middle of an epoch."""
-    return _PRICE_OF_EVALUATION * validation_tokens / tokens_of_a_step * step_seconds
+    return _SHARE_OF_SAMPLING + price * validation_per_text
 
 
 def finish_seconds(parameters: int) -> float:
@@ -220,7 +215,7 @@ def _at_length(
         text_bytes *= 1 - fraction
     else:
         share = evaluation_share(wish.validation_bytes / text_bytes)
-        around += last_evaluation(wish.validation_bytes / token_bytes, of_step, step_seconds)
+        around += PRICE_OF_EVALUATION * wish.validation_bytes / token_bytes / of_step * step_seconds
     most = int((wish.seconds - around) / (step_seconds * (1 + share)))
 
     def training(steps: int) -> Training:

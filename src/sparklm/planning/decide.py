@@ -15,15 +15,7 @@ from sparklm.config import Config
 from sparklm.errors import UserError
 from sparklm.models.build import count_parameters
 from sparklm.placement.protocol import Placement, turns_of
-from sparklm.planning.choose import (
-    Choice,
-    Wish,
-    best_steps,
-    choose,
-    evaluation_share,
-    finish_seconds,
-    last_evaluation,
-)
+from sparklm.planning.choose import Choice, Wish, best_steps, choose, evaluation_share, finish_seconds
 from sparklm.planning.law import Training, read_fits
 from sparklm.planning.measure import MEASURING, Machine, measure
 from sparklm.planning.shapes import VOCABULARIES, Shape
@@ -35,6 +27,7 @@ from sparklm.text.windows import WindowPlan
 from sparklm.training.memory import estimate_replica_bytes
 from sparklm.training.run import Planned, Run
 from sparklm.training.schedule import count_warmup_steps
+from sparklm.training.tasks import MeasureAnswer
 from sparklm.wording import amount, count, duration
 
 _PREPARED_BYTES_A_SECOND = 4e6
@@ -161,14 +154,14 @@ def describe_length(run: Run, step_seconds: float) -> str:
     return f"a step takes {step_seconds:.3g} s here: there is room for {steps_chosen}{expected}"
 
 
-def set_length(run: Run, plan: WindowPlan, dataset: Dataset, step_seconds: float, elapsed: float) -> Run:
+def set_length(run: Run, plan: WindowPlan, dataset: Dataset, step: MeasureAnswer, elapsed: float) -> Run:
     """Give a run the steps that the time which is left has room for, evaluations included, and epochs for them."""
     config, planned, minutes = run.config, run.planned, run.config.plan.minutes
     assert planned is not None, "called for runs that are planned"
     assert minutes is not None, "as they are planned for these"
     left = max(60 * minutes - elapsed, _SMALLEST_SHARE * 60 * minutes)
     expected: float | None = None
-    steps = most = steps_in(left, config, plan, dataset, step_seconds)
+    steps = most = steps_in(left, config, plan, dataset, step)
     if planned.bits_per_byte is not None:
         of_step, tokens = plan.global_batch_size * config.data.window_size, max(1, len(dataset.train))
         token_bytes = dataset.manifest.counts.text_bytes / (tokens + len(dataset.validation))
@@ -199,19 +192,28 @@ def set_length(run: Run, plan: WindowPlan, dataset: Dataset, step_seconds: float
     if fills_time:
         warmup = count_warmup_steps(steps, config.training)
         chosen |= {"schedule": "stable", "decay_fraction": DECAY, "warmup_steps": warmup}
-    figures = {"bits_per_byte": expected, "step_seconds": step_seconds, "fills_time": fills_time}
+    figures = {
+        "bits_per_byte": expected,
+        "step_seconds": step.seconds,
+        "evaluation_price": step.evaluation_price,
+        "fills_time": fills_time,
+    }
     planned = planned.model_copy(update=figures).with_settings(chosen)
     return run.model_copy(update={"config": config.with_training(**chosen), "planned": planned})
 
 
-def steps_in(seconds: float, config: Config, plan: WindowPlan, dataset: Dataset, step_seconds: float) -> int:
+def steps_in(seconds: float, config: Config, plan: WindowPlan, dataset: Dataset, step: MeasureAnswer) -> int:
     """The steps that some seconds have room for beside evaluations, syncs and the end; these get half at most."""
-    validation, of_step = len(dataset.validation), plan.global_batch_size * config.data.window_size
-    share = evaluation_share(validation / max(1, len(dataset.train)))
+    share = evaluation_share(len(dataset.validation) / max(1, len(dataset.train)), step.evaluation_price)
     share += _SHARE_OF_SYNCS * (config.distributed.replicas > 1)
-    at_end = last_evaluation(validation, of_step, step_seconds)
+    at_end = evaluation_steps(config, plan, dataset, step.evaluation_price) * step.seconds
     at_end += finish_seconds(count_parameters(config, dataset.manifest.vocab_size))
-    return max(1, int(max(seconds - at_end, seconds / 2) / (step_seconds * (1 + share))))
+    return max(1, int(max(seconds - at_end, seconds / 2) / (step.seconds * (1 + share))))
+
+
+def evaluation_steps(config: Config, plan: WindowPlan, dataset: Dataset, price: float) -> float:
+    """The steps that take as long as an evaluation of all validation text."""
+    return price * len(dataset.validation) / (plan.global_batch_size * config.data.window_size)
 
 
 def epochs_of(steps: int, plan: WindowPlan) -> int:

@@ -6,13 +6,14 @@ of steps, and the part of them in which the rate falls, from the beginning; conf
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sparklm.models.build import count_parameters
-from sparklm.planning.choose import finish_seconds, last_evaluation
-from sparklm.planning.decide import epochs_of
+from sparklm.planning.choose import finish_seconds
+from sparklm.planning.decide import epochs_of, evaluation_steps
 from sparklm.text.shards import Dataset
 from sparklm.text.windows import WindowPlan
 from sparklm.training.run import Run, make_plan
@@ -42,11 +43,19 @@ class Retiming:
 
 
 def new_total(run: Run, plan: WindowPlan, dataset: Dataset, step: int, seconds: float, left: float) -> int:
-    """The steps of the whole run, where some took so many seconds and so many are left."""
-    of_step = plan.global_batch_size * run.config.data.window_size
-    at_end = last_evaluation(len(dataset.validation), of_step, seconds / step)
-    at_end += finish_seconds(count_parameters(run.config, dataset.manifest.vocab_size))
-    return step + max(1, step // _SHORTEST_DECAY, int((left - at_end) * step / seconds))
+    """The steps of the whole run, where some took so many seconds and so many are left.
+
+    All validation text is scored at the end of each epoch, and of the run.
+    """
+    assert run.planned is not None, "called for runs that are planned"
+    evaluation = evaluation_steps(run.config, plan, dataset, run.planned.evaluation_price)
+    step_seconds = seconds / (step + evaluation * plan.epochs_done(step))
+    left -= finish_seconds(count_parameters(run.config, dataset.manifest.vocab_size))
+    for epochs in itertools.count():
+        steps = int(left / step_seconds - evaluation * (epochs + 1))
+        if steps <= 0 or plan.epochs_done(step + steps) - plan.epochs_done(step) <= epochs:
+            break
+    return step + max(1, step // _SHORTEST_DECAY, steps)
 
 
 def with_length(run: Run, plan: WindowPlan, step: int, total: int) -> Run:

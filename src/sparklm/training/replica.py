@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sparklm.errors import TrainingDivergedError
-from sparklm.evaluation import tally_windows
+from sparklm.evaluation import EVALUATION_BATCH_SIZE, tally_windows
 from sparklm.inference.generate import generate_text
 from sparklm.inference.prompts import prompt_of
 from sparklm.inference.sampling import Sampling
@@ -153,6 +154,20 @@ class Replica:
                 self.read_figures()
             times.append(time.perf_counter() - begun)
         return statistics.median(times[1:])  # the first has much to set up
+
+    def measure_evaluation(self, step_seconds: float) -> float:
+        """The time of a token of validation text, in that of one that is trained on, if a step takes so long."""
+        windows, _ = self._validation_windows()
+        of_window = step_seconds / self.plan.batch_size
+        numbers = np.arange(min(windows.num_windows, EVALUATION_BATCH_SIZE, math.ceil(_SECONDS_MEASURED / of_window)))
+        if len(numbers) == 0:
+            return 0.0
+        for _ in range(2):  # the first has much to set up
+            begun = time.perf_counter()
+            tally_windows(self.model, self.dataset.validation, windows, numbers, loss=self._loss)
+            seconds = time.perf_counter() - begun
+        of_token = seconds / len(numbers) * windows.num_windows / len(self.dataset.validation)
+        return of_token / (of_window / self.config.data.window_size)
 
     def take_step(self, windows: Int64Array) -> None:
         """Change the weights by this replica's own gradient."""

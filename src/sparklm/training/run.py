@@ -63,6 +63,7 @@ class Planned(BaseModel):
     settings: dict[str, bool | int | float | str]  # chosen; they are among those of the config
     bits_per_byte: float | None = None  # expected; None = of networks that no fits are there for
     step_seconds: float | None = None  # measured
+    evaluation_price: float = 1.0  # of a token of validation text, in the time of one that is trained on
     fills_time: bool = False  # its length is that of the minutes, and is set anew before the rate falls
 
     def with_settings(self, settings: Mapping[str, int | float | str]) -> Planned:

@@ -144,6 +144,7 @@ class MeasureAnswer(BaseModel):
     """The seconds of a step; of where it was done the memory that is free, and whether a network is compiled there."""
 
     seconds: float
+    evaluation_price: float  # of a token of validation text, in the time of one that is trained on
     free_bytes: int
     has_compiler: bool
 
@@ -158,6 +159,7 @@ def slowest(answers: Sequence[MeasureAnswer]) -> MeasureAnswer:
     """What replicas that step together have: the time of the slowest, the least memory."""
     return MeasureAnswer(
         seconds=max(answer.seconds for answer in answers),
+        evaluation_price=max(answer.evaluation_price for answer in answers),
         free_bytes=min(answer.free_bytes for answer in answers),
         has_compiler=all(answer.has_compiler for answer in answers),
     )
@@ -169,8 +171,12 @@ def measure_step_task(order: str) -> str:
     replica = new_replica(parsed.run, parsed.replica)
     seconds = replica.measure_step()
     free = torch.cuda.mem_get_info()[0] if replica.device.type == "cuda" else available_memory()
-    has_compiler = is_compiled(None, replica.device)
-    return MeasureAnswer(seconds=seconds, free_bytes=free, has_compiler=has_compiler).model_dump_json()
+    return MeasureAnswer(
+        seconds=seconds,
+        evaluation_price=replica.measure_evaluation(seconds),
+        free_bytes=free,
+        has_compiler=is_compiled(None, replica.device),
+    ).model_dump_json()
 
 
 def write_model_task(order: str) -> str:

@@ -11,18 +11,21 @@ from sparklm import job
 from sparklm.config import Config, flat_settings
 from sparklm.config.resolve import resolve
 from sparklm.errors import UserError
+from sparklm.models.build import count_parameters
 from sparklm.placement.in_process import InProcess
 from sparklm.placement.start import running
 from sparklm.planning import retime
-from sparklm.planning.decide import plan_training, steps_in
+from sparklm.planning.choose import finish_seconds
+from sparklm.planning.decide import evaluation_steps, plan_training, steps_in
 from sparklm.storage import Folder
 from sparklm.text.shards import Dataset
 from sparklm.text.windows import WindowPlan
 from sparklm.training.checkpoint.commit import latest_step
 from sparklm.training.metrics import METRICS
 from sparklm.training.replica import Replica
-from sparklm.training.run import Run, make_plan, read_run
+from sparklm.training.run import Planned, Run, make_plan, read_run
 from sparklm.training.schedule import decay_start, learning_rate
+from sparklm.training.tasks import MeasureAnswer
 from tests.conftest import RecordingWatcher, run_job
 from tests.placements import DiesAfter
 
@@ -47,6 +50,7 @@ def as_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
         return 2e-7 * sum(parameter.numel() for parameter in replica.model.parameters())
 
     monkeypatch.setattr(Replica, "measure_step", seconds)
+    monkeypatch.setattr(Replica, "measure_evaluation", lambda replica, step_seconds: 0.5)
 
 
 def test_a_real_run_of_some_seconds_is_chosen_told_recorded_and_done_to_its_end(tmp_path: Path) -> None:
@@ -135,22 +139,43 @@ def test_the_minutes_count_from_when_it_was_asked_for(tmp_path: Path, monkeypatc
     assert seconds_left[0] < 18 - 1000
 
 
-def test_the_new_length_is_that_of_the_time_left(finished_run: Path) -> None:
-    run = read(finished_run)
+@pytest.fixture
+def planned(finished_run: Path) -> tuple[Run, WindowPlan, Dataset]:
+    run = read(finished_run).model_copy(update={"planned": Planned(settings={}, evaluation_price=0.5)})
     dataset = run.open_dataset()
-    plan = make_plan(run.config, dataset)
-    assert retime.new_total(run, plan, dataset, step=100, seconds=10.0, left=1000.0) > 9000
-    assert retime.new_total(run, plan, dataset, step=100, seconds=10.0, left=-5.0) == 125  # it must fall somehow
+    return run, make_plan(run.config, dataset), dataset
 
 
-def test_the_evaluation_at_the_end_has_its_time(finished_run: Path) -> None:
-    run = read(finished_run)
-    dataset = run.open_dataset()
-    plan = make_plan(run.config, dataset)
-    evaluation = 10.0 * len(dataset.validation) / (2 * plan.global_batch_size * run.config.data.window_size)
-    without, beside = (steps_in(1000.0 + more, run.config, plan, dataset, 10.0) for more in (0.0, evaluation))
-    assert 85 <= without < beside <= 100
-    assert steps_in(0.1, run.config, plan, dataset, step_seconds=1.0) == 1
+def test_the_new_length_is_that_of_the_time_left(planned: tuple[Run, WindowPlan, Dataset]) -> None:
+    assert retime.new_total(*planned, step=100, seconds=10.0, left=1000.0) > 6000
+    assert retime.new_total(*planned, step=100, seconds=10.0, left=-5.0) == 125  # it must fall somehow
+
+
+def test_the_new_length_leaves_time_to_score_all_validation_text_after_every_epoch(
+    planned: tuple[Run, WindowPlan, Dataset],
+) -> None:
+    run, plan, dataset = planned
+    evaluation = evaluation_steps(run.config, plan, dataset, 0.5)
+    finish = finish_seconds(count_parameters(run.config, dataset.manifest.vocab_size))
+    for left in (10.0, 50.0, 500.0):
+        total = retime.new_total(*planned, step=1, seconds=0.1, left=left)
+        assert plan.epochs_done(total) > 1
+        needed = 0.1 * (total - 1 + evaluation * (1 + plan.epochs_done(total)))
+        assert needed + finish <= left
+        assert needed + finish > left - 0.1 * (1 + 2 * evaluation)
+
+
+def test_the_evaluation_at_the_end_has_its_time(planned: tuple[Run, WindowPlan, Dataset]) -> None:
+    run, plan, dataset = planned
+
+    def steps(seconds: float, step_seconds: float = 10.0, price: float = 0.5) -> int:
+        step = MeasureAnswer(seconds=step_seconds, evaluation_price=price, free_bytes=0, has_compiler=False)
+        return steps_in(seconds, run.config, plan, dataset, step)
+
+    more = 10.0 * evaluation_steps(run.config, plan, dataset, 0.5)
+    assert 0 <= steps(1000.0 + more) - steps(1000.0) <= more / 10.0 + 1
+    assert steps(1000.0, price=2.0) < steps(1000.0, price=0.5)
+    assert steps(0.1, step_seconds=1.0) == 1
 
 
 @pytest.mark.usefixtures("as_by_size")
@@ -184,6 +209,7 @@ def test_replicas_that_take_turns_share_the_time(tmp_path: Path) -> None:
 
 def test_of_other_networks_only_the_steps_are_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Replica, "measure_step", lambda replica: 1.0)
+    monkeypatch.setattr(Replica, "measure_evaluation", lambda replica, step_seconds: 0.5)
     watcher = RecordingWatcher()
     settings = ("model.architecture=lstm", "model.width=16", "training.objective=next_token", "model.num_layers=1")
     run_job(config(*settings), tmp_path / "run", watcher=watcher)
