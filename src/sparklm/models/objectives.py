@@ -180,16 +180,16 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             ranked = num_ranked * stop // len(targets_N) - num_ranked * start // len(targets_N)
             logits = whole(F.linear(features, matrix_VC))
             num_correct += _count_right(logits, targets, ranked)
-            total = logits.logsumexp(dim=-1, keepdim=True)
-            losses = total - (1.0 - label_smoothing) * logits.gather(1, targets[:, None])
+            log_probs = logits.log_softmax(dim=-1)
+            losses = (label_smoothing - 1.0) * log_probs.gather(1, targets[:, None])
             if label_smoothing:
-                losses -= label_smoothing * logits.mean(dim=-1, keepdim=True)
+                losses -= label_smoothing * log_probs.mean(dim=-1, keepdim=True)
             loss_sum += losses.sum()
             if with_gradients:
-                gradient = logits.sub_(total).exp_()  # the shares of a softmax, less those that are wanted
+                gradient = log_probs.exp_()  # probabilities, less those that are wanted
                 if label_smoothing:
                     gradient -= label_smoothing / gradient.shape[1]
-                gradient.scatter_add_(1, targets[:, None], torch.full_like(total, label_smoothing - 1.0))
+                gradient.scatter_add_(1, targets[:, None], torch.full_like(losses, label_smoothing - 1.0))
                 halved = gradient.to(dtype)
                 feature_gradients[start:stop] = halved @ matrix_VC
                 weight_gradient += halved.mT @ features
