@@ -65,7 +65,7 @@ LARGE_RUNS = (
     (40_108_032, 450, 4.351),  # 12 x 768, feed-forward layers of 768, two heads of keys and values
 )
 LARGE_BATCH, LARGE_TEXT_TOKENS = 32_768, 7_972_624
-# Measured by benchmarks/minutes.py on two cores, for one minute and for five: width, layers, token ids, tokens a step,
+# Measured by benchmarks/minutes.py on two cores, for one minute, five and twenty: width, layers, token ids, tokens a step,
 # steps, and bits per byte; again of other validation text.
 PLANNED_RUNS = (
     (64, 2, 8192, 16_384, 144, 1.9088),
@@ -83,6 +83,9 @@ PLANNED_RUNS = (
     (128, 4, 16_384, 512, 5263, 1.8322),
     (128, 3, 4096, 8192, 1377, 1.7137),
     (128, 4, 4096, 4096, 2650, 1.7066),
+    (128, 3, 8192, 8192, 1098, 1.6905),
+    (128, 3, 4096, 8192, 1376, 1.7103),
+    (128, 4, 16_384, 8192, 2399, 1.6352),
 )
 PLANNED_TEXT_BYTES = 33.1e6
 NOISE = 0.01  # relative, of a measured loss
