@@ -65,8 +65,8 @@ LARGE_RUNS = (
     (40_108_032, 450, 4.351),  # 12 x 768, feed-forward layers of 768, two heads of keys and values
 )
 LARGE_BATCH, LARGE_TEXT_TOKENS = 32_768, 7_972_624
-# Measured by benchmarks/minutes.py on two cores, for one minute, five and twenty: width, layers, token ids, tokens a step,
-# steps, and bits per byte; again of other validation text.
+# Measured by benchmarks/minutes.py on two cores, for one minute, five and twenty: width, layers, token ids, tokens a
+# step, steps, and bits per byte; again of other validation text.
 PLANNED_RUNS = (
     (64, 2, 8192, 16_384, 144, 1.9088),
     (64, 2, 8192, 8192, 270, 1.8905),
