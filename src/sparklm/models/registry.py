@@ -104,6 +104,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         network="sparklm.models.dense:Dense",
         saved_floats=_dense_saved,
         passing_floats=_dense_passing,
+        halving_pays_on_cpu=True,
         predicts_every_position=False,
     ),
     "attention": Architecture(

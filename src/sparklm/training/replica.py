@@ -44,6 +44,7 @@ from sparklm.training.run import MODEL_STATE, OPTIMIZER_STATE, Run, make_plan, r
 from sparklm.training.sync.rounds import Round
 from sparklm.training.sync.strategies import AFTER_DIVERGENCE, make_strategy
 from sparklm.training.tensors import prefixed, tensors_below
+from sparklm.usable_memory import keep_freed_memory
 
 _logger = logging.getLogger(__name__)
 _STEPS_MEASURED, _SECONDS_MEASURED = 8, 3.0  # of steps that are done to see how long they take
@@ -63,6 +64,7 @@ class Replica:
         precision = choose_precision(config.training.precision, self.device, pays_on_cpu=pays_on_cpu)
         self._loss = TrainingLoss(self.device, precision, config.training.compile)
         self._figures = LateFigures(self.device)
+        keep_freed_memory()
         self.dataset = run.open_dataset()
         self.plan = make_plan(config, self.dataset)
         seed = _torch_seed(config.training.seed, _INITIALISATION)
