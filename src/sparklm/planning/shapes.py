@@ -19,7 +19,7 @@ _WINDOWS = ((1_500_000, 128), (8_000_000, 256), (40_000_000, 512))  # up to so m
 _LONGEST_WINDOW, _SHORTEST_WINDOW = 1024, 64
 _FEWEST_WINDOWS_OF_A_TEXT = 64
 _NEWTON_SCHULZ_STEPS = 3
-_NUMBERS_OF_A_FEATURE = 5  # of each layer, as fitted to the times of a dozen networks on two cores
+_NUMBERS_OF_A_FEATURE = 8  # of each layer, as fitted to the times of a dozen networks on two cores
 
 
 @dataclass(frozen=True, kw_only=True)
