@@ -66,7 +66,7 @@ LARGE_RUNS = (
 )
 LARGE_BATCH, LARGE_TEXT_TOKENS = 32_768, 7_972_624
 # Measured by benchmarks/minutes.py on two cores, for one minute, five and twenty: width, layers, token ids, tokens a
-# step, steps, and bits per byte; again of other validation text.
+# step, steps, and bits per byte; again of other validation text. Not gpt-tiny's of twenty minutes: see docs/log.md.
 PLANNED_RUNS = (
     (64, 2, 8192, 16_384, 144, 1.9088),
     (64, 2, 8192, 8192, 270, 1.8905),
